@@ -1,0 +1,1 @@
+"""Reinforcement-learning post-training for mixture-of-experts models."""
