@@ -1,0 +1,1 @@
+"""Rollout engines: what samples, and takes new weights."""
