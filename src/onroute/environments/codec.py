@@ -1,0 +1,103 @@
+"""Text to token ids and back, by a transformers tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from onroute.core.errors import UserError
+from onroute.core.samples import Tokens
+
+
+class Tokenizer(Protocol):
+    """What is asked of a transformers tokenizer; transformers' own types say less than this."""
+
+    @property
+    def is_fast(self) -> bool: ...
+
+    @property
+    def unk_token_id(self) -> int | None: ...
+
+    def __call__(self, text: str, **settings: bool) -> Any: ...
+
+    def decode(self, token_ids: list[int], **settings: bool) -> str: ...
+
+
+class HuggingFaceCodec:
+    """`TextCodec` of one tokenizer.
+
+    No special token is added on the way in, and none is dropped on the way out: a policy that
+    samples a padding token inside its answer must not be scored as if it had not.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> HuggingFaceCodec:
+        """The codec of the tokenizer that lies in a model folder.
+
+        Raises `UserError` when the folder holds none that transformers can read."""
+        from transformers import AutoTokenizer  # noqa: PLC0415 - seconds of import, not needed by callers with one
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                "environment-tokenizer",
+                f"no tokenizer could be loaded: {reason}",
+                f"in folder {folder}",
+                "save the model's tokenizer next to its weights",
+            ) from error
+        return cls(cast(Tokenizer, tokenizer))
+
+    def encode(self, text: str) -> Tokens:
+        """Ids of `text`, int32 [num_tokens].
+
+        Raises `UserError` when the text has no token or a character the tokenizer does not know.
+        """
+        encoding = self._tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=self._tokenizer.is_fast
+        )
+        ids: list[int] = encoding["input_ids"]
+        if not ids:
+            raise UserError(
+                "environment-empty-text",
+                "text encodes to no token",
+                f"in {_excerpt(text)}",
+                "give a prompt with at least one character that the tokenizer knows",
+            )
+        spans: list[tuple[int, int]] = encoding["offset_mapping"] if self._tokenizer.is_fast else []
+        unknown = self._unknown_characters(text, ids, spans)
+        if unknown:
+            raise UserError(
+                "environment-unknown-character",
+                f"tokenizer does not know {', '.join(map(repr, unknown[:5]))}",
+                f"in {_excerpt(text)}",
+                "use the tokenizer that belongs to the prompts, or another rendering",
+            )
+        return np.asarray(ids, dtype=np.int32)
+
+    def decode(self, tokens: Sequence[int] | Tokens) -> str:
+        return self._tokenizer.decode(
+            [int(token) for token in tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def _unknown_characters(self, text: str, ids: list[int], spans: list[tuple[int, int]]) -> list[str]:
+        """Parts of `text` that became the unknown token, or no token at all: a vocabulary without
+        an unknown token leaves them out in silence."""
+        unknown_id = self._tokenizer.unk_token_id
+        if not spans:
+            return ["a character"] if unknown_id is not None and unknown_id in ids else []
+        parts = [text[a:b] for token, (a, b) in zip(ids, spans, strict=True) if token == unknown_id]
+        covered = {position for a, b in spans for position in range(a, b)}
+        parts += [c for i, c in enumerate(text) if i not in covered and not c.isspace()]
+        return list(dict.fromkeys(parts))
+
+
+def _excerpt(text: str, limit: int = 60) -> str:
+    return repr(text if len(text) <= limit else text[:limit] + "…")
