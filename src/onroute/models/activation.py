@@ -1,0 +1,58 @@
+"""Activation checkpointing of the decoder layers, non-reentrant, with the caller's own contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from onroute.core.errors import UserError
+from onroute.routing.discovery import decoder_stack
+
+ContextFn: TypeAlias = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+"""Called in a layer's forward pass; gives the context of that pass and the context of its recompute."""
+
+
+def enable_checkpointing(model: PreTrainedModel, context_fn: ContextFn) -> None:
+    """Recompute every decoder layer in the backward pass of a model in training mode.
+
+    Set on the layers themselves: both ends of the supported transformers range read the same two
+    attributes, while the method that sets them was renamed in between.
+    Raises UserError when the model's layers do not support it.
+    """
+    for index, layer in enumerate(decoder_stack(model)):
+        if not isinstance(layer, GradientCheckpointingLayer):
+            raise UserError(
+                "model-checkpointing", f"decoder layer {index} can't be recomputed", type(model).__name__,
+                'set model.activation_checkpointing = "none"',
+            )
+        setattr(layer, "_gradient_checkpointing_func", partial(checkpoint, use_reentrant=False, context_fn=context_fn))
+        layer.gradient_checkpointing = True
+
+
+def disable_checkpointing(model: PreTrainedModel) -> None:
+    """Keep all activations again."""
+    for layer in decoder_stack(model):
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.gradient_checkpointing = False
+
+
+@contextmanager
+def checkpointing(model: PreTrainedModel, context_fn: ContextFn, *, enabled: bool) -> Iterator[None]:
+    """Checkpointing switched for the body, for probes that compare both ways."""
+    before = {layer: getattr(layer, "gradient_checkpointing", False) for layer in decoder_stack(model)}
+    try:
+        if enabled:
+            enable_checkpointing(model, context_fn)
+        else:
+            disable_checkpointing(model)
+        yield
+    finally:
+        for layer, value in before.items():
+            if isinstance(layer, GradientCheckpointingLayer):
+                layer.gradient_checkpointing = value

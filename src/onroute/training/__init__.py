@@ -1,0 +1,1 @@
+"""The training step: log-prob passes, the loss, the optimizer, its checkpoint."""
