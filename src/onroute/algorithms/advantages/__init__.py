@@ -1,0 +1,1 @@
+"""How rewards become advantages, one file each."""

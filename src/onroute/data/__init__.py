@@ -1,0 +1,1 @@
+"""From prompts to microbatches: stream, checks, plan, layout, recorded rollouts."""
