@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from onroute.core.errors import UserError
@@ -67,6 +68,7 @@ TINY: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "sliding_window": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
 }
@@ -82,13 +84,20 @@ def tiny_config(model_type: str, **changes: Any) -> PretrainedConfig:
     """
     if model_type not in TINY:
         raise UserError(
-            "models-tiny-unknown", f"no tiny model of type {model_type!r}", "models/tiny.py", f"use one of {', '.join(TINY)}"
+            "models-tiny-unknown",
+            f"no tiny model of type {model_type!r}",
+            "models/tiny.py",
+            f"use one of {', '.join(TINY)}",
         )
     return AutoConfig.for_model(model_type, **{**_COMMON, **TINY[model_type], **changes})
 
 
 def tiny_model(
-    model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, config: PretrainedConfig | None = None
+    model_type: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    config: PretrainedConfig | None = None,
 ) -> PreTrainedModel:
     """A random model in eval mode whose routes vary from token to token. Leaves torch's generator alone.
 
@@ -97,7 +106,7 @@ def tiny_model(
     """
     config = tiny_config(model_type) if config is None else config
     with torch.device("meta"):
-        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        size = sum(p.numel() for p in _build(config).parameters())
     if size > MAX_PARAMETERS:
         raise UserError(
             "models-tiny-size",
@@ -107,9 +116,17 @@ def tiny_model(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = _build(config)
         _randomise(model)
-    return model.to(dtype).eval()
+    nn.Module.to(model, dtype=dtype)
+    nn.Module.train(model, False)
+    return model
+
+
+def _build(config: PretrainedConfig) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    assert isinstance(model, PreTrainedModel)
+    return model
 
 
 @torch.no_grad()

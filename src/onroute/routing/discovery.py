@@ -1,0 +1,191 @@
+"""Finds the routers of a model by what they do, not by what they are called.
+
+One forward pass is watched. A router is a call of top-k whose indices another module, one with
+parameters and in the same decoder layer, then receives as an integer argument: its experts. The
+group choice of a grouped router and the token choice of a sparse attention never travel that way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from onroute.core.errors import UserError
+from onroute.routing.dense import dense_model_error, expert_count
+from onroute.routing.observation import Observation, TopKEvent, observe
+from onroute.routing.sites import RoutingMap, RoutingSite
+
+
+def discover(model: nn.Module, forward: Callable[[], object]) -> RoutingMap:
+    """The routers of `model`, found while `forward` runs it once, without gradients.
+
+    model: any Hugging Face causal language model, plain or sharded; `model.config` gives the
+        number of decoder layers.
+
+    Raises:
+        UserError: the model is dense; or experts are held by a layer whose router was not found;
+            or the routers disagree about the number of experts or of experts per token; or a router
+            runs more than once in a forward pass. Replay can then not be proved.
+    """
+    with torch.no_grad():
+        seen = observe(model, forward)
+    routers = _route_events(seen)
+    stack_name, stack = _find_stack(model, [seen.names[event.module] for event in routers])
+
+    def owner(module: nn.Module) -> int | None:
+        return _layer_index(seen.names[module], stack_name)
+
+    routers = [event for event in routers if owner(event.module) == owner(event.sink)]
+    outside = sorted({seen.names[event.module] for event in routers if owner(event.module) is None})
+    placed = [(layer, event) for event in routers if (layer := owner(event.module)) is not None]
+    if not placed:
+        raise _nothing_found(model, stack)
+    sites = [_site(layer, seen.names[event.module], event) for layer, event in placed]
+    sites.sort(key=lambda site: site.layer)
+    _refuse_repeated(sites)
+    _refuse_mixed(sites)
+    _refuse_missing(model, stack, sites)
+    return RoutingMap(sites=tuple(sites), outside=tuple(outside))
+
+
+def decoder_stack(model: nn.Module) -> nn.ModuleList:
+    """The decoder layers of `model`, found by structure: the list of `num_hidden_layers` modules that
+    holds most parameters.
+
+    Raises:
+        UserError: the model has no list of modules at all.
+    """
+    return _find_stack(model, ())[1]
+
+
+def holds_experts(layer: nn.Module, num_experts: int) -> bool:
+    """Whether a decoder layer holds expert weights: stacked in one parameter, or a module each."""
+    for module in layer.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_experts:
+            return True
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            continue
+        if any(p.ndim >= 3 and p.shape[0] == num_experts for p in module.parameters(recurse=False)):  # noqa: PLR2004
+            return True
+    return False
+
+
+def _route_events(seen: Observation) -> list[TopKEvent]:
+    """Every top-k whose indices a later module received, each with that module.
+
+    The last match wins: a group choice can happen to equal the choice of experts.
+    """
+    found: dict[int, TopKEvent] = {}
+    for received in seen.received:
+        for position in range(received.after_top_k - 1, -1, -1):
+            event = seen.top_k[position]
+            if event.module is not received.module and event.fits(received.ids):
+                found.setdefault(position, event.given_to(received.module))
+                break
+    return [found[position] for position in sorted(found)]
+
+
+def _find_stack(model: nn.Module, router_names: Sequence[str]) -> tuple[str, nn.ModuleList]:
+    """Name and list of the decoder layers: it has `num_hidden_layers` entries and, of several such
+    lists, holds most routers, then most parameters. A few models count sub-layers; any length will do then."""
+    depth = _text_config(model).num_hidden_layers
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) > 0]
+    candidates = [entry for entry in lists if len(entry[1]) == depth] or lists
+    if not candidates:
+        raise UserError(
+            "routing-no-stack",
+            "the model has no list of decoder layers",
+            type(model).__name__,
+            "train a model of a Hugging Face decoder family",
+        )
+
+    def weight(entry: tuple[str, nn.ModuleList]) -> tuple[int, int]:
+        routers = sum(router.startswith(f"{entry[0]}.") for router in router_names)
+        return routers, sum(p.numel() for p in entry[1].parameters())
+
+    # max keeps the first of equals, and outer modules come first.
+    return max(candidates, key=weight)
+
+
+def _text_config(model: nn.Module) -> PretrainedConfig:
+    config = model.config
+    assert isinstance(config, PretrainedConfig)
+    return config.get_text_config(decoder=True)
+
+
+def _layer_index(module_name: str, stack_name: str) -> int | None:
+    """Index of the decoder layer that holds the module of this name, or None outside the stack."""
+    prefix = f"{stack_name}."
+    return int(module_name.removeprefix(prefix).split(".")[0]) if module_name.startswith(prefix) else None
+
+
+def _site(layer: int, name: str, event: TopKEvent) -> RoutingSite:
+    if not event.over_last_axis:
+        raise UserError(
+            "routing-axis",
+            f"router {name!r} chooses along an axis that is not the last",
+            f"layer {layer}",
+            'set routing.replay = "off": this router cannot be replayed',
+        )
+    return RoutingSite(
+        layer=layer,
+        module_name=name,
+        ordinal=event.ordinal,
+        num_experts=event.width,
+        top_k=event.ids.shape[-1],
+    )
+
+
+def _refuse_repeated(sites: Sequence[RoutingSite]) -> None:
+    repeated = [layer for layer, times in Counter(site.layer for site in sites).items() if times > 1]
+    if repeated:
+        raise UserError(
+            "routing-repeated",
+            f"{len(repeated)} decoder layer(s) choose experts more than once in a forward pass",
+            f"layers {_listing(repeated)}",
+            'set routing.replay = "off": a trace holds one choice per token and layer',
+        )
+
+
+def _refuse_mixed(sites: Sequence[RoutingSite]) -> None:
+    kinds = {(site.num_experts, site.top_k): site for site in sites}
+    if len(kinds) > 1:
+        raise UserError(
+            "routing-mixed",
+            "the routers disagree about experts and experts per token",
+            "; ".join(f"{s.module_name!r}: {e} experts, top {k}" for (e, k), s in kinds.items()),
+            'set routing.replay = "off": a trace has one width for all layers',
+        )
+
+
+def _refuse_missing(model: nn.Module, stack: nn.ModuleList, sites: Sequence[RoutingSite]) -> None:
+    found = {site.layer for site in sites}
+    num_experts = sites[0].num_experts
+    missing = [i for i, layer in enumerate(stack) if i not in found and holds_experts(layer, num_experts)]
+    if missing:
+        raise _unprovable(model, missing)
+
+
+def _nothing_found(model: nn.Module, stack: nn.ModuleList) -> UserError:
+    count = expert_count(model.config)
+    if count is None:
+        return dense_model_error(type(model).__name__)
+    return _unprovable(model, [i for i, layer in enumerate(stack) if holds_experts(layer, count)])
+
+
+def _unprovable(model: nn.Module, layers: Sequence[int]) -> UserError:
+    return UserError(
+        "routing-layers",
+        f"{len(layers)} decoder layer(s) hold experts, but no top-k was seen that picks them",
+        f"{type(model).__name__}, layers {_listing(layers)}",
+        'replay cannot be proved for this model: set routing.replay = "off" to train it on the live router',
+    )
+
+
+def _listing(numbers: Sequence[int], limit: int = 20) -> str:
+    shown = ", ".join(map(str, numbers[:limit]))
+    return shown if len(numbers) <= limit else f"{shown} and {len(numbers) - limit} more"
