@@ -1,0 +1,1 @@
+"""The run file: sections, loading, rules, description."""

@@ -1,0 +1,121 @@
+"""The one place where an exception becomes a line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ParamSpec
+
+import typer
+
+from onroute.core.errors import INTERRUPTED, MachineError, OnrouteError
+
+P = ParamSpec("P")
+UNEXPECTED = 1
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class UnexpectedError(Exception):
+    """An error nobody foresaw, with the file that holds its traceback."""
+
+    def __init__(self, message: str, file: Path) -> None:
+        super().__init__(message, file)
+        self.message, self.file = message, file
+
+    def __str__(self) -> str:
+        return f"[unexpected] {self.message}; traceback in {self.file}; please report it with that file"
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """`command`, ending with its exit code and one line on stderr when it fails."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            with tracebacks_in(None):
+                command(*args, **kwargs)
+        except OnrouteError as error:
+            raise _exit(str(error), error.exit_code) from error
+        except UnexpectedError as error:
+            raise _exit(str(error), UNEXPECTED) from error
+        except KeyboardInterrupt as error:
+            line = "interrupted; nothing after the last checkpoint is kept; resume with --run.resume=auto"
+            raise _exit(line, INTERRUPTED) from error
+
+    return run
+
+
+@contextmanager
+def tracebacks_in(folder: Path | None) -> Iterator[None]:
+    """Write the traceback of an unforeseen error to `folder`, or to a new temporary file without one.
+
+    Raises:
+        OnrouteError: the body raised it, alone or in a group of errors.
+        MachineError: the body ran out of memory or of disk space.
+        UnexpectedError: the body raised anything else that is not ours.
+    """
+    try:
+        yield
+    except (OnrouteError, UnexpectedError, typer.Exit):
+        raise
+    except Exception as error:
+        known = _known_error(error)
+        if known is not None:
+            raise known from error
+        raise UnexpectedError(_one_line(error), _write_traceback(error, folder)) from error
+
+
+def _exit(line: str, code: int) -> typer.Exit:
+    print(line, file=sys.stderr, flush=True)
+    return typer.Exit(code)
+
+
+def _known_error(error: Exception) -> OnrouteError | None:
+    """The first error of a group that has a line of its own; tasks that run together fail as a group."""
+    if isinstance(error, OnrouteError):
+        return error
+    if isinstance(error, ExceptionGroup):
+        return next(filter(None, map(_known_error, error.exceptions)), None)
+    return _machine_error(error)
+
+
+def _machine_error(error: Exception) -> MachineError | None:
+    """The errors of a machine that ran out of something. torch is not imported to tell its own."""
+    text = _one_line(error)
+    disk_full = isinstance(error, OSError) and error.errno in DISK_FULL
+    if disk_full or "No space left on device" in text:
+        where = str(getattr(error, "filename", None) or "run folder")
+        return MachineError(
+            "machine-disk", "no space left on the disk", where, "free some space, then resume"
+        )
+    out_of_memory = isinstance(error, MemoryError) or any(
+        kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
+    )
+    if out_of_memory or "DefaultCPUAllocator: can't allocate memory" in text:
+        fix = "lower data.microbatch_tokens or engine.max_batch_size, or recompute activations"
+        return MachineError("machine-memory", f"out of memory: {text}", "this process", fix)
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _write_traceback(error: Exception, folder: Path | None) -> Path:
+    text = "".join(traceback.format_exception(error))
+    if folder is not None and folder.is_dir():
+        file = folder / "traceback.txt"
+        file.write_text(text, encoding="utf-8")
+        return file
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="onroute-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as stream:
+        stream.write(text)
+    return Path(stream.name)

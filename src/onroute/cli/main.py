@@ -1,0 +1,54 @@
+"""The `onroute` command. A command's file imports what is heavy only when the command runs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import typer
+
+from onroute.cli.config import config
+from onroute.cli.failures import guarded
+from onroute.cli.train import train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """`overrides`: takes `--section.key=value`, which the command itself reads."""
+
+    run: Callable[..., None]
+    overrides: bool = False
+
+
+COMMANDS = (
+    Command(run=train, overrides=True),
+    Command(run=config),
+)
+
+app = typer.Typer(
+    help="Reinforcement-learning post-training on the route that the tokens really took.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps the names of the commands on the command line however many there are."""
+
+
+for command in COMMANDS:
+    app.command(context_settings={"ignore_unknown_options": command.overrides})(guarded(command.run))
+
+
+def main() -> None:
+    """Run one command and exit with its code; SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    app(prog_name="onroute")
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

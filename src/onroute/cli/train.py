@@ -1,0 +1,36 @@
+"""`onroute train`: run what a run file says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onroute.cli.failures import tracebacks_in
+
+
+def train(
+    run_file: Annotated[Path, typer.Argument(help="The TOML file of the run.", metavar="RUN.TOML")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Values that go before the file's.", metavar="[--SECTION.KEY=VALUE]..."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object with the results as the last line.")
+    ] = False,
+) -> None:
+    """Train a model. Example: onroute train run.toml --optimizer.lr=1e-6 --run.folder=runs/a"""
+    from onroute.cli.catalogs import CATALOGS
+    from onroute.core.config.load import load_config
+
+    config = load_config(run_file, overrides or (), CATALOGS)
+    with tracebacks_in(Path(config.run.folder)):
+        from onroute.cli.output import print_json, print_record
+        from onroute.orchestration.run import execute
+
+        summary = execute(config)
+        if as_json:
+            print_json(summary)
+        else:
+            print_record("Run", summary)
