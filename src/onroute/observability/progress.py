@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -110,7 +111,7 @@ class Phase:
             return ""
         width = min(_SPARK_WIDTH, len(self._curve))
         edges = [round(i * len(self._curve) / width) for i in range(width + 1)]
-        means = [sum(self._curve[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        means = [sum(self._curve[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
         low, high = min(means), max(means)
         scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
         return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
@@ -130,8 +131,10 @@ class Phase:
         for ratio in (None, 1, None, None):
             head.add_column(ratio=ratio, no_wrap=True)
         head.add_row(
-            Text(self.title, style="bold"),
-            ProgressBar(total=max(self.total, 1), completed=self.step, complete_style="cyan"),
+            Text(self.title.ljust(8), style="bold"),
+            ProgressBar(
+                total=max(self.total, 1), completed=self.step, complete_style="cyan", finished_style="green"
+            ),
             Text(f"{self.step}/{self.total}"),
             Text(self.time_note().rjust(12), style="dim"),
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onroute.core.errors import UserError
+from onroute.core.samples import Json
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -38,7 +39,7 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        row = {"step": int(step), "time": round(time.time(), 3)}
+        row: dict[str, Json] = {"step": int(step), "time": round(time.time(), 3)}
         row |= {name: _to_json(value) for name, value in metrics.items()}
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
@@ -83,7 +84,7 @@ def to_number(value: object) -> float | None:
         return None
 
 
-def _to_json(value: object) -> float | int | str | None:
+def _to_json(value: object) -> Json:
     number = to_number(value)
     if number is None:
         return None
