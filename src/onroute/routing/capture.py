@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from onroute.core.errors import CheckError
-from onroute.core.routing import ExpertIds, RoutingTrace, expert_dtype
+from onroute.core.routing import RoutingTrace, expert_dtype
 from onroute.routing.interception import RouterHooks
 from onroute.routing.sites import RoutingMap
+from onroute.routing.wire import narrowed
 
 
 class RouteRecord:
@@ -97,7 +98,7 @@ def trace_of(ids_LTK: Tensor, routing_map: RoutingMap, *, num_tokens: int) -> Ro
     if rows < num_tokens:
         ids_TLK = torch.cat([ids_TLK, ids_TLK.new_zeros(1, layers, top_k)])
     # Narrowed on the device, so that the transfer is small; torch has few kernels for uint16.
-    narrow = torch.uint8 if num_experts <= 256 else torch.int32  # noqa: PLR2004 (ids to 255)
-    experts: ExpertIds = ids_TLK.to(narrow).cpu().numpy().astype(expert_dtype(num_experts), copy=False)
+    narrow = torch.uint8 if expert_dtype(num_experts) is np.uint8 else torch.int32
+    experts = narrowed(ids_TLK.to(narrow).cpu().numpy(), num_experts)
     valid = np.arange(num_tokens) < rows
     return RoutingTrace(experts=experts, layers=routing_map.layers, num_experts=num_experts, valid=valid)

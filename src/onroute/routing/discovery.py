@@ -91,7 +91,7 @@ def _route_events(seen: Observation) -> list[TopKEvent]:
 
 def _find_stack(model: nn.Module, router_names: Sequence[str]) -> tuple[str, nn.ModuleList]:
     """Name and list of the decoder layers: it has `num_hidden_layers` entries and, of several such
-    lists, holds most routers, then most parameters. A few models count sub-layers; any length will do then."""
+    lists, holds most routers, then most parameters. Where none fits (some models count sub-layers), any length."""
     depth = _text_config(model).num_hidden_layers
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) > 0]
     candidates = [entry for entry in lists if len(entry[1]) == depth] or lists

@@ -1,0 +1,90 @@
+"""How replay went, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onroute.routing.sites import RoutingMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingTotals:
+    """Sums over forward passes, of one rank or of all.
+
+    num_valid: rows replayed. num_tokens: real tokens. num_unfed: of those, last tokens without a route.
+    common_L: float64, sum over replayed rows of |live ∩ replayed|, per layer.
+    exact_L: float64, replayed rows whose live choice was the same set, per layer.
+    """
+
+    num_valid: int
+    num_tokens: int
+    num_unfed: int
+    common_L: Tensor
+    exact_L: Tensor
+
+    def to_tensor(self, device: torch.device) -> Tensor:
+        """float64 [3 + 2 * num_layers] on the device, to be summed over ranks."""
+        counts = torch.tensor([self.num_valid, self.num_tokens, self.num_unfed], dtype=torch.float64)
+        return torch.cat([counts.to(device), self.common_L, self.exact_L])
+
+    @classmethod
+    def from_tensor(cls, packed: Tensor) -> RoutingTotals:
+        num_layers = (len(packed) - 3) // 2
+        return cls(
+            num_valid=int(packed[0]),
+            num_tokens=int(packed[1]),
+            num_unfed=int(packed[2]),
+            common_L=packed[3 : 3 + num_layers],
+            exact_L=packed[3 + num_layers :],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingMetrics:
+    """Shares between 0 and 1 over all ranks; None where nothing was replayed.
+
+    agreement: mean of |live ∩ replayed| / top_k over replayed rows and layers.
+    agreement_worst_layer: the same, of the layer `worst_layer` alone.
+    exact_rows: share of (row, layer) whose live choice was the replayed set.
+    live_rows: share of real tokens that the live router served.
+    replayed_share: share of real tokens that were replayed, the never fed last tokens not counted.
+    """
+
+    agreement: float | None
+    agreement_worst_layer: float | None
+    worst_layer: int | None
+    exact_rows: float | None
+    live_rows: float | None
+    replayed_share: float | None
+
+    @classmethod
+    def of(cls, totals: RoutingTotals, routing_map: RoutingMap) -> RoutingMetrics:
+        agreed = (totals.common_L / routing_map.top_k).tolist()
+        worst = min(range(len(agreed)), key=agreed.__getitem__)
+        pairs = totals.num_valid * len(agreed)
+        return cls(
+            agreement=_share(sum(agreed), pairs),
+            agreement_worst_layer=_share(agreed[worst], totals.num_valid),
+            worst_layer=routing_map.layers[worst] if pairs else None,
+            exact_rows=_share(float(totals.exact_L.sum()), pairs),
+            live_rows=_share(totals.num_tokens - totals.num_valid, totals.num_tokens),
+            replayed_share=_share(totals.num_valid, totals.num_tokens - totals.num_unfed),
+        )
+
+    def published(self) -> dict[str, float]:
+        """The metrics that have a value, under the names they are logged with."""
+        values = {
+            "routing/agreement": self.agreement,
+            "routing/agreement_worst_layer": self.agreement_worst_layer,
+            "routing/exact_rows": self.exact_rows,
+            "routing/live_rows": self.live_rows,
+            "routing/replayed_share": self.replayed_share,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _share(part: float, whole: int) -> float | None:
+    return part / whole if whole else None
