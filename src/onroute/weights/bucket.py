@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,7 +38,7 @@ class Bucket:
 class BucketSource(Protocol):
     """The receiving end of a transport."""
 
-    def receive(self, offer: WeightOffer) -> Iterator[Bucket]:
+    def receive(self, offer: WeightOffer) -> Generator[Bucket, None, None]:
         """The buckets of `offer`, verified, in order."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -41,7 +41,7 @@ class LocalExchange:
         self._open[rendezvous] = units_factory
         return WeightOffer(transport="local", rendezvous=rendezvous, version=version, tensors=tuple(specs))
 
-    def receive(self, offer: WeightOffer) -> Iterator[Bucket]:
+    def receive(self, offer: WeightOffer) -> Generator[Bucket, None, None]:
         """The verified buckets of `offer`. A receiver that fails or stops early ends the offer.
 
         Raises:
