@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -22,6 +23,15 @@ class CatalogEntry:
     summary: str
     options: type[Any] | None = None
     properties: frozenset[str] = field(default_factory=frozenset)
+
+    def load(self) -> Any:
+        """The variant itself; imports its room."""
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def build_options(self, options: Mapping[str, object]) -> Any:
+        """The variant's own frozen options, or None when it has no keys."""
+        return None if self.options is None else self.options(**options)
 
 
 Catalog: TypeAlias = Mapping[str, CatalogEntry]

@@ -8,7 +8,7 @@ keys and cannot follow the recursive type of the option tables.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -45,10 +45,11 @@ def load_config(path: Path, overrides: Sequence[str], catalogs: Catalogs) -> Run
     """
     sources = read_sources(path, overrides)
     tables, violations = _read_sections(sources.tree)
-    violations += _read_slots(tables, sources.tree, catalogs)
+    unusable = {key for violation in violations for key in violation.keys}
+    violations += _read_slots(tables, sources.tree, catalogs, unusable=unusable)
     violations += unknown_keys(sources.tree, tables, catalogs)
     config = RunConfig(**{name: cls(**tables[name]) for name, cls in get_type_hints(RunConfig).items()})
-    unusable = {key for violation in violations for key in violation.keys}
+    unusable |= {key for violation in violations for key in violation.keys}
     violations += broken_rules(config, catalogs, unusable=unusable)
     violations = [*sources.violations, *map(sources.locate, violations)]
     if violations:
@@ -95,13 +96,15 @@ def _read_sections(tree: Table) -> tuple[dict[str, Table], list[Violation]]:
     return tables, violations
 
 
-def _read_slots(tables: dict[str, Table], tree: Table, catalogs: Catalogs) -> list[Violation]:
+def _read_slots(
+    tables: dict[str, Table], tree: Table, catalogs: Catalogs, *, unusable: Collection[str]
+) -> list[Violation]:
     """Look up every name in its catalogue and put the options of the entry in place."""
     violations: list[Violation] = []
     for slot in SLOTS:
         violations += unknown_names(slot, tables, slot.entries(catalogs))
         entry = chosen(slot, tables, catalogs)
-        if slot.options is not None and entry is not None:
+        if slot.options is not None and entry is not None and slot.options not in unusable:
             reading = _read_options(slot.options, entry, subtable(tree, slot.options))
             section, _, name = slot.options.partition(".")
             tables[section][name] = reading.values

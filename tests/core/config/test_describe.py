@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import get_type_hints
+
+from onroute.core.config.describe import describe, meanings
+from onroute.core.config.sections import RunConfig
+from tests.core.config.catalogs import CATALOGS, ClipOptions
+
+LINES = {line.key: line for line in describe(CATALOGS)}
+
+
+def test_every_key_of_every_section_has_a_meaning():
+    for name, section in get_type_hints(RunConfig).items():
+        for field in fields(section):
+            assert LINES[f"{name}.{field.name}"].meaning.endswith((".", ")", "training"))
+
+
+def test_a_key_without_default_is_required_and_none_is_none():
+    assert LINES["model.path"].default == "required"
+    assert LINES["engine.top_k"].default == "none"
+    assert LINES["optimizer.lr"].default == "1e-06"
+    assert LINES["tracking.trackers"].default == '["tensorboard"]'
+    assert LINES["routing.start_check"].default == "true"
+
+
+def test_types_are_told_in_the_words_of_toml():
+    assert LINES["model.path"].type == "string"
+    assert LINES["engine.top_k"].type == "integer or none"
+    assert LINES["optimizer.betas"].type == "array of 2 floats"
+    assert LINES["data.layout"].type == 'one of "rows", "packed"'
+    assert LINES["environment.options"].type == "table"
+
+
+def test_options_stand_under_their_table_with_the_entry_they_belong_to():
+    line = LINES["algorithm.loss_options.clip_low"]
+    assert line.meaning == 'With algorithm.loss = "clipped": Lower bound of the ratio.'
+    assert LINES["environment.options.task"].default == "required"
+
+
+def test_a_meaning_over_two_lines_is_told_on_one():
+    assert meanings(ClipOptions)["clip_high"] == "Upper bound of the ratio, over two lines."
+
+
+def test_a_name_tells_what_it_may_be():
+    assert LINES["algorithm.advantage"].meaning.endswith("(grpo: group mean; plain: the reward itself)")
