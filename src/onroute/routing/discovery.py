@@ -52,13 +52,18 @@ def discover(model: nn.Module, forward: Callable[[], object]) -> RoutingMap:
     return RoutingMap(sites=tuple(sites), outside=tuple(outside))
 
 
-def decoder_stack(model: nn.Module) -> nn.ModuleList:
-    """The decoder layers of `model`, found by structure: the list of `num_hidden_layers` modules that
-    holds most parameters.
+def decoder_stack_name(model: nn.Module) -> str:
+    """Name of the list of decoder layers of `model`, found by structure: of the lists with
+    `num_hidden_layers` entries, the one that holds most parameters.
 
     Raises:
         UserError: the model has no list of modules at all.
     """
+    return _find_stack(model, ())[0]
+
+
+def decoder_stack(model: nn.Module) -> nn.ModuleList:
+    """The list of decoder layers itself, see `decoder_stack_name`."""
     return _find_stack(model, ())[1]
 
 
@@ -90,8 +95,9 @@ def _route_events(seen: Observation) -> list[TopKEvent]:
 
 
 def _find_stack(model: nn.Module, router_names: Sequence[str]) -> tuple[str, nn.ModuleList]:
-    """Name and list of the decoder layers: it has `num_hidden_layers` entries and, of several such
-    lists, holds most routers, then most parameters. Where none fits (some models count sub-layers), any length."""
+    """Name and list of the decoder layers: it has `num_hidden_layers` entries and, of several such lists,
+    holds most routers, then most parameters. Some models count sub-layers: then any length does.
+    """
     depth = _text_config(model).num_hidden_layers
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) > 0]
     candidates = [entry for entry in lists if len(entry[1]) == depth] or lists

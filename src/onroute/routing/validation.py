@@ -159,16 +159,14 @@ def _check_not_constant(
     ids_VLK: NDArray[Any], positions: NDArray[Any], tokens: Tokens | None, sample_id: str
 ) -> None:
     same = (ids_VLK[1:] == ids_VLK[:-1]).all(axis=(1, 2))
-    if tokens is not None:
-        same &= tokens[positions[1:]] != tokens[positions[:-1]]
-    breaks = np.flatnonzero(np.concatenate(([True], ~same, [True])))
-    lengths = np.diff(breaks)
-    longest = int(lengths.argmax())
-    if lengths[longest] >= CONSTANT_RUN:
-        first = positions[breaks[longest]]
-        raise CheckError(
-            "routing-constant",
-            f"constant routes over {lengths[longest]} tokens in all {ids_VLK.shape[1]} layers",
-            f"sample {sample_id}, from position {first}",
-            "the engine returned a stale buffer; " + _CAPTURE,
-        )
+    edges = np.flatnonzero(np.concatenate(([True], ~same, [True])))
+    for run in np.flatnonzero(np.diff(edges) >= CONSTANT_RUN):
+        begin, end = edges[run], edges[run + 1]
+        one_token = tokens is not None and len(np.unique(tokens[positions[begin:end]])) == 1
+        if not one_token:
+            raise CheckError(
+                "routing-constant",
+                f"constant routes over {end - begin} tokens in all {ids_VLK.shape[1]} layers",
+                f"sample {sample_id}, from position {positions[begin]}",
+                "the engine returned a stale buffer; " + _CAPTURE,
+            )
