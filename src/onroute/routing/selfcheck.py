@@ -195,7 +195,7 @@ class _Probe:
         """These ids are bound in the body; after it the ledger must agree."""
         rows = ids_LRK.shape[1]
         trace = trace_of(ids_LRK, self._hooks.map, num_tokens=rows)
-        with self._hooks.using(self._session), self._session.loaded({0: trace}):
+        with self._hooks.using(self._session), self._session.holding({0: trace}):
             self._session.bind(_KEY, [TokenSpan(sample=0, offset=0, length=rows)], rows)
             yield
             self._session.settle(recompute=recompute)

@@ -31,9 +31,9 @@ class _Bound:
 
 
 class ReplaySession:
-    """A handler for `RouterHooks`. One lives as long as its model; `loaded` gives it the traces of a batch.
+    """A handler for `RouterHooks`. One lives as long as its model; `holding` gives it the traces of a batch.
 
-    >>> with hooks.using(session), session.loaded(traces):
+    >>> with hooks.using(session), session.holding(traces):
     ...     session.bind("mb0", batch.spans, batch.input_ids.numel())
     ...     with session.microbatch("mb0"):
     ...         loss = loss_of(model(batch.input_ids))
@@ -140,7 +140,7 @@ class ReplaySession:
         self._ledger.reset()
 
     @contextmanager
-    def loaded(self, traces: Mapping[int, RoutingTrace]) -> Iterator[None]:
+    def holding(self, traces: Mapping[int, RoutingTrace]) -> Iterator[None]:
         """`load` for this context; afterwards nothing is left, also when the body raises."""
         self.load(traces)
         try:
