@@ -41,7 +41,7 @@ class HuggingFaceCodec:
         """The codec of the tokenizer that lies in a model folder.
 
         Raises `UserError` when the folder holds none that transformers can read."""
-        from transformers import AutoTokenizer  # noqa: PLC0415 - seconds of import, not needed by callers with one
+        from transformers import AutoTokenizer
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder))
@@ -60,9 +60,14 @@ class HuggingFaceCodec:
 
         Raises `UserError` when the text has no token or a character the tokenizer does not know.
         """
-        encoding = self._tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=self._tokenizer.is_fast
-        )
+        fix = "use the tokenizer that belongs to the prompts, or another rendering"
+        try:
+            encoding = self._tokenizer(
+                text, add_special_tokens=False, return_offsets_mapping=self._tokenizer.is_fast
+            )
+        except Exception as error:  # the tokenizers library raises nothing more precise
+            reason = f"tokenizer refuses a text: {error}"
+            raise UserError("environment-unknown-character", reason, f"in {_excerpt(text)}", fix) from error
         ids: list[int] = encoding["input_ids"]
         if not ids:
             raise UserError(
@@ -78,7 +83,7 @@ class HuggingFaceCodec:
                 "environment-unknown-character",
                 f"tokenizer does not know {', '.join(map(repr, unknown[:5]))}",
                 f"in {_excerpt(text)}",
-                "use the tokenizer that belongs to the prompts, or another rendering",
+                fix,
             )
         return np.asarray(ids, dtype=np.int32)
 

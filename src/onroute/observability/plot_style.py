@@ -103,9 +103,7 @@ def label_right(axes: Axes, labels: Mapping[str, tuple[float, str]]) -> None:
     placed = sorted((float(to_axes.transform((right, v))[1]), t, c) for t, (v, c) in labels.items())
     heights = spread(np.array([y for y, _, _ in placed]), _LABEL_GAP)
     for height, (_, text, color) in zip(heights, placed, strict=True):
-        axes.text(
-            1.015, height, text, transform=axes.transAxes, color=color, size=8.5, va="center"
-        )
+        axes.text(1.015, height, text, transform=axes.transAxes, color=color, size=8.5, va="center")
 
 
 def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
