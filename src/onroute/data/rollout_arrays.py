@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onroute.core.errors import CheckError
-from onroute.core.routing import RoutingTrace, expert_dtype
+from onroute.core.routing import RoutingTrace
 from onroute.core.samples import Group, Prompt, Sample, StopReason
 from onroute.data.fields import TOKEN_DTYPES
 
@@ -126,7 +126,8 @@ def _decode_traces(
     num_experts = _is(records["num_experts"], int, "num_experts")
     if not layers or layers[0] < 0 or any(a >= b for a, b in pairwise(layers)):
         raise ValueError(f"layers {layers} do not ascend")
-    experts = _array(arrays, "experts", expert_dtype(num_experts), ndim=3)
+    wide = arrays["experts"].dtype == np.uint16
+    experts = _array(arrays, "experts", np.uint16 if wide else np.uint8, ndim=3)
     if experts.shape[1] != len(layers) or experts.shape[2] < 1:
         raise ValueError(f"experts {list(experts.shape)} for {len(layers)} layers")
     if experts.size and int(experts.max()) >= num_experts:

@@ -25,6 +25,9 @@ def check_group(group: Group, *, context_length: int | None = None) -> None:
             prompt, or one id twice.
     """
     where = f"prompt {group.prompt.id}"
+    if _kind(group.prompt.tokens) != "int32 of 1 dimension" or not group.prompt.tokens.size:
+        what = f"tokens of the prompt are {_kind(group.prompt.tokens)}, expected at least one int32"
+        raise CheckError("data-prompt-tokens", what, where, _FIX_ENVIRONMENT)
     if not group.samples:
         raise CheckError("data-empty-group", "group has no samples", where, _FIX_ENVIRONMENT)
     seen: set[str] = set()
@@ -64,14 +67,9 @@ def check_sample(sample: Sample, *, context_length: int | None = None) -> None:
 def _check_arrays(sample: Sample) -> None:
     for name, dtype in TOKEN_DTYPES.items():
         array = getattr(sample, name)
-        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-            got = (
-                f"{array.dtype} {list(array.shape)}"
-                if isinstance(array, np.ndarray)
-                else type(array).__name__
-            )
-            expected = f"{np.dtype(dtype)} [num_tokens]"
-            raise _error(sample, "data-dtype", f"{name} is {got}, expected {expected}", _FIX_ENVIRONMENT)
+        if _kind(array) != (expected := f"{np.dtype(dtype)} of 1 dimension"):
+            what = f"{name} is {_kind(array)}, expected {expected}"
+            raise _error(sample, "data-dtype", what, _FIX_ENVIRONMENT)
         if len(array) != sample.num_tokens:
             what = f"{name} has {len(array)} entries for {sample.num_tokens} tokens"
             raise _error(sample, "data-length", what, _FIX_ENVIRONMENT)
@@ -113,6 +111,12 @@ def _check_policy_tokens(sample: Sample) -> None:
 
 _FIX_ENVIRONMENT = "mend the environment that built the sample"
 _FIX_ENGINE = "mend the engine that sampled, or the environment that copied its answer"
+
+
+def _kind(array: object) -> str:
+    if not isinstance(array, np.ndarray):
+        return type(array).__name__
+    return f"{array.dtype} of {array.ndim} dimension" + ("" if array.ndim == 1 else "s")
 
 
 def _first(flags: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> int | None:
