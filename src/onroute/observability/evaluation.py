@@ -49,13 +49,14 @@ def accuracy_interval(correct: Sequence[Sequence[bool]]) -> tuple[float, float]:
 
     Samples of one problem are alike, so they do not count as independent: the sample size in
     Wilson's formula is the one at which independent samples would vary as the problems' means do.
+    With one sample a problem it is Wilson's interval itself.
     """
     shares = [sum(group) / len(group) for group in correct]
     num_problems = len(shares)
     mean = sum(shares) / num_problems
     size = float(num_problems)
     if num_problems > 1 and 0.0 < mean < 1.0:
-        spread = sum((share - mean) ** 2 for share in shares) / (num_problems - 1)
+        spread = sum((share - mean) ** 2 for share in shares) / num_problems
         independent = sum(len(group) for group in correct)
         size = min(mean * (1 - mean) / (spread / num_problems), independent) if spread > 0 else independent
     z2 = _Z_95**2

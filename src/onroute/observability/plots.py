@@ -108,6 +108,8 @@ def _plot_mismatch(rows: Sequence[MetricRow], path: Path) -> Path | None:
         "How far apart their log-probs of the sampled tokens are. k3 estimates KL(engine ‖ trainer).",
     )
     axes.set_yscale("log")
+    everything = np.concatenate([points.values for points, _, _ in found])
+    axes.set_ylim(float(everything.min()) / 1.4, 1.4 * float(everything.max()))
     axes.grid(which="minor", axis="y", color="#F3F4F5", linewidth=0.6)
     for points, _, color in found:
         style.curve(axes, points.steps, points.values, color)
