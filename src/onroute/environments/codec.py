@@ -41,7 +41,7 @@ class HuggingFaceCodec:
         """The codec of the tokenizer that lies in a model folder.
 
         Raises `UserError` when the folder holds none that transformers can read."""
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds, and a caller with a tokenizer needs none
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder))
