@@ -44,3 +44,11 @@ def test_a_record_is_a_table_whose_text_is_no_markup(capsys):
     print_record("Run [bold]", {"note": "[red]x"})
     out = capsys.readouterr().out
     assert "[red]x" in out
+
+
+def test_nested_records_get_dotted_names(capsys):
+    print_record("Run", {"accuracy": {"before": SUMMARY}})
+    out = capsys.readouterr().out
+    assert "accuracy.before.folder" in out
+    assert "runs/a" in out
+    assert "nan" not in out

@@ -45,7 +45,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except UnexpectedError as error:
             raise _exit(str(error), UNEXPECTED) from error
         except KeyboardInterrupt as error:
-            line = "interrupted; nothing after the last checkpoint is kept; resume with --run.resume=auto"
+            line = "interrupted; a run that wrote a checkpoint goes on from it with --run.resume=auto"
             raise _exit(line, INTERRUPTED) from error
 
     return run

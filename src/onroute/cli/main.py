@@ -46,9 +46,12 @@ for command in COMMANDS:
 
 def main() -> None:
     """Run one command and exit with its code; SIGTERM ends it as Ctrl-C does."""
+    # A job that a script put in the background starts with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
     app(prog_name="onroute")
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    """Hand over to whoever handles Ctrl-C at this moment: Python, or asyncio while it runs a loop."""
+    signal.raise_signal(signal.SIGINT)

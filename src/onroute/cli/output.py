@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -54,13 +54,17 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def print_record(title: str, record: object) -> None:
-    """A dataclass as a table of two columns; numbers with four digits that matter."""
-    content = to_json(record)
-    assert isinstance(content, dict)  # a record is a dataclass, which becomes an object
-    print_table(title, ("what", "value"), [(name, _cell(value)) for name, value in content.items()])
+    """A dataclass as a table of two columns, nested records under dotted names."""
+    print_table(title, ("what", "value"), _rows("", to_json(record)))
 
 
-def _cell(value: Json) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else json.dumps(value)
+def _rows(name: str, value: Json) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _rows(f"{name}.{key}" if name else key, inner)
+    elif isinstance(value, float):
+        yield name, f"{value:.4g}"
+    elif value is None:
+        yield name, "–"
+    else:
+        yield name, value if isinstance(value, str) else json.dumps(value)

@@ -26,11 +26,14 @@ def train(
 
     config = load_config(run_file, overrides or (), CATALOGS)
     with tracebacks_in(Path(config.run.folder)):
+        from rich.console import Console
+
         from onroute.cli.output import print_json, print_record
+        from onroute.observability.progress import Progress
         from onroute.orchestration.run import execute
 
-        summary = execute(config)
+        summary = execute(config, progress=Progress.open(Console(stderr=True)))
         if as_json:
             print_json(summary)
         else:
-            print_record("Run", summary)
+            print_record("The run in numbers", summary)
