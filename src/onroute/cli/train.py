@@ -14,7 +14,7 @@ def train(
     run_file: Annotated[Path, typer.Argument(help="The TOML file of the run.", metavar="RUN.TOML")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Values that go before the file's.", metavar="[--SECTION.KEY=VALUE]..."),
+        typer.Argument(help="Values that go before the file's.", metavar="--SECTION.KEY=VALUE"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object with the results as the last line.")

@@ -55,6 +55,7 @@ BAD_VALUES = [
     ("checkpoint.every", "-1"),
     ("checkpoint.keep", "0"),
     ("checkpoint.recorded_steps", "-1"),
+    ("checkpoint.record_every", "0"),
     ("run.folder", '""'),
     ("model.path", '""'),
     ("run.steps", "0"),

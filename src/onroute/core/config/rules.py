@@ -164,6 +164,7 @@ RULES = (
     _at_least("checkpoint.every", 0),
     _at_least("checkpoint.keep", 1),
     _at_least("checkpoint.recorded_steps", 0),
+    _at_least("checkpoint.record_every", 1),
     _at_least("run.steps", 1),
     _at_least("run.seed", 0),
     _at_least("run.eval_every", 0),

@@ -128,7 +128,9 @@ class CheckpointConfig:
     keep: int = 2
     """Checkpoints kept; older ones are removed."""
     recorded_steps: int = 2
-    """Last steps whose rollouts are kept, with the weights that sampled them, for `onroute compare`."""
+    """Last recorded steps that are kept: rollouts and the weights that sampled them; 0 records none."""
+    record_every: int = 10
+    """Record after this many steps, besides the last ones; a record is as big as the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
