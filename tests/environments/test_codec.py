@@ -57,11 +57,3 @@ def test_a_tokenizer_that_raises_on_a_character_is_a_mistake_of_the_user():
 def test_text_without_a_token_is_refused():
     with pytest.raises(UserError, match="environment-empty-text"):
         HuggingFaceCodec(characters()).encode("")
-
-
-def test_a_tokenizer_is_read_from_a_folder_and_a_missing_one_is_refused(tmp_path):
-    characters().save_pretrained(tmp_path / "model")
-    assert HuggingFaceCodec.from_folder(tmp_path / "model").encode("0").tolist() == [4]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="environment-tokenizer"):
-        HuggingFaceCodec.from_folder(tmp_path / "empty")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from onroute.core.engine import Sampler
 from onroute.core.samples import Group, Prompt, Split, Tokens
@@ -34,6 +34,7 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
 class Demonstrator(Protocol):
     """An environment that also knows a right answer, for a supervised phase before RL."""
 

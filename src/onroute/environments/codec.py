@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from onroute.core.errors import UserError
 from onroute.core.samples import Tokens
 
-
-class Tokenizer(Protocol):
-    """What is asked of a transformers tokenizer; transformers' own types say less than this."""
-
-    @property
-    def is_fast(self) -> bool: ...
-
-    @property
-    def unk_token_id(self) -> int | None: ...
-
-    def __call__(self, text: str, **settings: bool) -> Any: ...
-
-    def decode(self, token_ids: list[int], **settings: bool) -> str: ...
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class HuggingFaceCodec:
@@ -33,27 +21,8 @@ class HuggingFaceCodec:
     samples a padding token inside its answer must not be scored as if it had not.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> HuggingFaceCodec:
-        """The codec of the tokenizer that lies in a model folder.
-
-        Raises `UserError` when the folder holds none that transformers can read."""
-        from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds, and a caller with a tokenizer needs none
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder))
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(
-                "environment-tokenizer",
-                f"no tokenizer could be loaded: {reason}",
-                f"in folder {folder}",
-                "save the model's tokenizer next to its weights",
-            ) from error
-        return cls(cast(Tokenizer, tokenizer))
 
     def encode(self, text: str) -> Tokens:
         """Ids of `text`, int32 [num_tokens].
@@ -88,9 +57,9 @@ class HuggingFaceCodec:
         return np.asarray(ids, dtype=np.int32)
 
     def decode(self, tokens: Sequence[int] | Tokens) -> str:
-        return self._tokenizer.decode(
-            [int(token) for token in tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        ids = [int(token) for token in tokens]
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)
 
     def _unknown_characters(self, text: str, ids: list[int], spans: list[tuple[int, int]]) -> list[str]:
         """Parts of `text` that became the unknown token, or no token at all: a vocabulary without

@@ -27,7 +27,7 @@ def build_demo_model(folder: Path, *, seed: int) -> int:
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
+        head_dim=32,  # type: ignore[call-arg]
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
@@ -40,7 +40,7 @@ def build_demo_model(folder: Path, *, seed: int) -> int:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3MoeForCausalLM(config)
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, bos_token_id=None
     )
     model.save_pretrained(folder)
@@ -53,4 +53,6 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="_", eos_token="$")
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, pad_token="_", eos_token="$"
+    )

@@ -41,7 +41,8 @@ def shard_units(model: PreTrainedModel) -> tuple[ShardUnit, ...]:
     """
     layers = decoder_stack(model)
     units = [ShardUnit(f"layers.{index}", (layer,)) for index, layer in enumerate(layers)]
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings = model.get_input_embeddings()
+    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is not None and head.weight is not embeddings.weight:
         units += [ShardUnit("embeddings", (embeddings,)), ShardUnit("head", (head,))]
     return (*units, ShardUnit("root", (model,)))
@@ -67,7 +68,7 @@ def load_sharded(path: Path, config: ModelConfig, world: World, *, reshard: bool
         target = unit.modules[0] if len(unit.modules) == 1 else list(unit.modules)
         fully_shard(target, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
     if world.rank == 0:
-        model.to(world.device)
+        model.to(world.device)  # type: ignore[arg-type]
     else:
         model.to_empty(device=world.device)
         model.tie_weights()

@@ -1,0 +1,48 @@
+"""Whether a model keeps packed samples apart. Measured, not assumed: many do not, and say nothing."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from onroute.core.batches import PackedBatch
+from onroute.core.errors import UserError
+from onroute.models.forward import logits_of
+
+_LENGTH = 24
+"""Tokens per probe document; longer than the short convolutions that leak without attention."""
+
+
+def packing_leak(model: PreTrainedModel, device: torch.device) -> float:
+    """How far the logits of a packed document move when the document before it changes; 0 is right.
+
+    In nats, the largest over tokens and vocabulary. A collective on a sharded model.
+    """
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    first, other, second = torch.randint(0, vocabulary, (3, _LENGTH), generator=generator)
+    positions = torch.arange(_LENGTH).repeat(2)[None].to(device)
+    seen = []
+    with torch.no_grad():
+        for before in (first, other):
+            ids = torch.cat([before, second])[None].to(device)
+            batch = PackedBatch(
+                layout="packed", input_ids=ids, position_ids=positions, attention_mask=None, spans=()
+            )
+            seen.append(logits_of(model, batch)[0, _LENGTH:].float().log_softmax(dim=-1))
+    return float((seen[0] - seen[1]).abs().max())
+
+
+def require_packing(model: PreTrainedModel, device: torch.device, *, tolerance: float) -> None:
+    """Raises UserError when packed samples would see each other in this model."""
+    try:
+        leak = packing_leak(model, device)
+    except ValueError as error:
+        leak, reason = float("inf"), str(error).splitlines()[0]
+    else:
+        reason = f"log-probs of one sample move by {leak:.2g} when the sample before it changes"
+    if leak > tolerance:
+        raise UserError(
+            "model-packing", f"packed samples are not kept apart: {reason}",
+            f"{type(model).__name__}, model.attention", 'set data.layout = "rows"',
+        )

@@ -1,0 +1,1 @@
+"""The drivers, and the handles they drive."""

@@ -1,0 +1,254 @@
+"""The synchronous driver: sample, train, push, and again. Written against handles; it does not know
+whether trainer and engine live in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onroute.core.config.sections import RunConfig
+from onroute.core.engine import Engine
+from onroute.core.environment import Demonstrator, Environment
+from onroute.core.errors import UserError
+from onroute.core.samples import Group, Json, Prompt, Sample
+from onroute.core.sampling import SamplingParams
+from onroute.core.seeds import seed_for
+from onroute.data.recorded import prune, save_rollouts
+from onroute.data.stream import PromptStream, StreamState
+from onroute.observability.metrics import Metrics
+from onroute.observability.progress import Phase, Progress
+from onroute.observability.spans import Spans
+from onroute.orchestration.evaluate import Evaluation, evaluate
+from onroute.orchestration.folder import SAMPLED_BY, RunFolder, keep_newest, numbered, step_path
+from onroute.orchestration.handles import TrainerHandle
+from onroute.orchestration.intake import Intake, rollout_metrics
+from onroute.orchestration.together import together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything a driver drives. Who built them decides where they live."""
+
+    trainer: TrainerHandle
+    engine: Engine
+    environment: Environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Evaluations by stage (`before`, `after_supervised`, `after`; a resumed run lacks the first ones),
+    seconds by phase, and the metrics of the last step."""
+
+    evaluations: Mapping[str, Evaluation]
+    seconds: Mapping[str, float]
+    last_metrics: Mapping[str, float]
+
+
+class SynchronousDriver:
+    """Drives one run from its first to its last step, or from its newest checkpoint."""
+
+    def __init__(
+        self, config: RunConfig, parts: Parts, folder: RunFolder, *, metrics: Metrics, progress: Progress
+    ) -> None:
+        self._config, self._parts, self._folder = config, parts, folder
+        self._metrics, self._progress = metrics, progress
+        self._spans = Spans()
+        self._sampling = SamplingParams(
+            max_new_tokens=config.engine.max_new_tokens,
+            temperature=config.engine.temperature,
+            top_p=config.engine.top_p,
+            top_k=config.engine.top_k,
+        )
+        self._stream = PromptStream(parts.environment, seed=config.run.seed)
+        self._version = 0
+        self._step = 0
+        self._saved_step: int | None = None
+        self._evaluations: dict[str, Evaluation] = {}
+        self._seconds: dict[str, float] = {}
+        self._last_metrics: dict[str, float] = {}
+
+    async def run(self) -> Outcome:
+        """The whole run. An interrupt saves a checkpoint of the steps that are done, then goes on up."""
+        begun = time.monotonic()
+        engine = self._parts.engine
+        try:
+            capabilities = await engine.capabilities()
+            intake = Intake(capabilities=capabilities, needs_routes=self._config.routing.replay == "rollout")
+            intake.require_routes()
+            if not await self._resume():
+                await self._begin()
+            await self._learn(intake)
+        except asyncio.CancelledError:
+            if self._step > 0 and self._saved_step != self._step:
+                await self._save()
+            raise
+        finally:
+            self._spans.write_trace(self._folder.path / "trace.json")
+            await engine.close()
+        self._seconds["total"] = time.monotonic() - begun
+        return Outcome(evaluations=self._evaluations, seconds=self._seconds, last_metrics=self._last_metrics)
+
+    async def _begin(self) -> None:
+        """Push, evaluate, and the supervised phase if there is one."""
+        await self._push()
+        await self._evaluate("before")
+        steps = self._config.run.supervised_steps
+        if steps == 0:
+            return
+        demonstrator = self._parts.environment
+        if not isinstance(demonstrator, Demonstrator):
+            raise UserError(
+                "run-supervised", "the environment knows no right answers to learn from",
+                f"environment.name = {self._config.environment.name!r}", "set run.supervised_steps = 0",
+            )
+        begun = time.monotonic()
+        with self._progress.phase("supervised", total=steps) as phase:
+            for step in range(1, steps + 1):
+                prompts = self._stream.take(self._config.run.supervised_samples)
+                report = await self._parts.trainer.supervise([_demonstration(p, demonstrator) for p in prompts])
+                self._metrics.log(step, report.metrics)
+                phase.update(step, report.metrics)
+                await asyncio.sleep(0)
+        self._seconds["supervised"] = time.monotonic() - begun
+        await self._push()
+        await self._evaluate("after_supervised")
+
+    async def _learn(self, intake: Intake) -> None:
+        begun = time.monotonic()
+        run = self._config.run
+        with self._progress.phase("RL", total=run.steps, start=self._step) as phase:
+            while self._step < run.steps:
+                await self._one_step(intake, phase)
+        self._seconds["rl"] = time.monotonic() - begun
+        if self._saved_step != self._step:
+            await self._save()
+        await self._evaluate("after")
+
+    async def _one_step(self, intake: Intake, phase: Phase) -> None:
+        begun = time.monotonic()
+        step = self._step + 1
+        with self._spans.span("generate"):
+            groups = await self._generate(step)
+        with self._spans.span("check"):
+            intake.check(groups)
+        if self._is_recorded(step):
+            with self._spans.span("record"):
+                await self._record(step, groups)
+        with self._spans.span("train"):
+            reports = await self._parts.trainer.train(groups)
+        self._step = step
+        with self._spans.span("push"):
+            pushed = await self._push()
+        seconds = time.monotonic() - begun
+        metrics = {**_mean_over_steps([r.metrics for r in reports]), **rollout_metrics(groups), **pushed}
+        tokens = sum(sample.num_tokens for group in groups for sample in group.samples)
+        metrics |= {"perf/step_s": seconds, "perf/tokens_per_s": tokens / seconds, **self._spans.take()}
+        self._metrics.log(step, metrics)
+        self._last_metrics = metrics
+        phase.update(step, metrics)
+        if self._config.checkpoint.every and step % self._config.checkpoint.every == 0:
+            await self._save()
+        if self._config.run.eval_every and step % self._config.run.eval_every == 0 and step < self._config.run.steps:
+            phase.update(step, (await self._evaluate(f"step {step}")).metrics)
+
+    async def _generate(self, step: int) -> list[Group]:
+        """All rollouts of a step, started together so that the engine sees them as one batch."""
+        return await together(
+            self._parts.environment.rollout(
+                prompt, self._parts.engine, n=self._config.data.samples_per_prompt, sampling=self._sampling,
+                seed=seed_for(self._config.run.seed, "rollout", step, prompt.id),
+            )
+            for prompt in self._stream.take(self._config.data.prompts_per_step)
+        )  # fmt: skip
+
+    async def _push(self) -> Mapping[str, float]:
+        self._version += 1
+        return await self._parts.trainer.push([self._parts.engine], self._version)
+
+    async def _evaluate(self, stage: str) -> Evaluation:
+        with self._spans.span("evaluate"):
+            result = await evaluate(
+                self._config, self._parts.environment, self._parts.engine, sampling=self._sampling
+            )
+        self._evaluations[stage] = result
+        # The model before its supervised phase is another one; its point would spoil the RL curve.
+        if not (stage == "before" and self._config.run.supervised_steps):
+            self._metrics.log(self._step, result.metrics)
+        return result
+
+    def _is_recorded(self, step: int) -> bool:
+        checkpoint = self._config.checkpoint
+        due = step % checkpoint.record_every == 0 or step > self._config.run.steps - checkpoint.recorded_steps
+        return due and checkpoint.recorded_steps > 0
+
+    async def _record(self, step: int, groups: list[Group]) -> None:
+        """Keep rollouts and the weights that sampled them: they are still those of the trainer."""
+        await self._parts.trainer.export(step_path(self._folder.rollouts, step) / SAMPLED_BY)
+        save_rollouts(self._folder.rollouts, step, groups)
+        prune(self._folder.rollouts, self._config.checkpoint.recorded_steps)
+
+    async def _save(self) -> None:
+        with self._spans.span("save"):
+            state = self._stream.state()
+            facts: dict[str, Json] = {
+                "step": self._step, "weight_version": self._version,
+                "stream": {"seed": state.seed, "cursor": state.cursor},
+            }  # fmt: skip
+            await self._parts.trainer.save(step_path(self._folder.checkpoints, self._step), facts)
+            keep_newest(self._folder.checkpoints, self._config.checkpoint.keep)
+        self._saved_step = self._step
+
+    async def _resume(self) -> bool:
+        """Restore the newest checkpoint, if the run is to be resumed and has one, and push it first."""
+        saved = numbered(self._folder.checkpoints) if self._config.run.resume == "auto" else {}
+        if not saved:
+            return False
+        newest = saved[max(saved)]
+        facts = await self._parts.trainer.load(newest)
+        match facts:
+            case {
+                "step": int(step), "weight_version": int(version), "stream": {"seed": int(seed), "cursor": int(cursor)}
+            }:
+                self._step = self._saved_step = step
+                self._version = version - 1
+                state = StreamState(seed=seed, cursor=cursor)
+                self._stream = PromptStream.resume(
+                    self._parts.environment, seed=self._config.run.seed, state=state
+                )
+            case _:
+                raise UserError(
+                    "checkpoint", "the driver's part of the checkpoint is broken", str(newest),
+                    "remove this checkpoint and resume from the one before",
+                )
+        await self._push()
+        self._progress.note(f"resumed after step {step} from {newest}")
+        return True
+
+
+def _demonstration(prompt: Prompt, demonstrator: Demonstrator) -> Sample:
+    """A right answer as a sample, to be learned token by token."""
+    answer = demonstrator.demonstration(prompt)
+    tokens = np.concatenate([prompt.tokens, answer]).astype(np.int32)
+    total = len(tokens)
+    return Sample(
+        id=f"{prompt.id}/answer",
+        prompt_id=prompt.id,
+        tokens=tokens,
+        prompt_length=len(prompt.tokens),
+        loss_mask=np.arange(total) >= len(prompt.tokens),
+        log_probs=np.zeros(total, np.float32),
+        weight_versions=np.full(total, -1, np.int32),
+        routing=None,
+        reward=1.0,
+        stop_reason="stop",
+    )
+
+
+def _mean_over_steps(reports: list[Mapping[str, float]]) -> dict[str, float]:
+    """Mean over the optimizer steps of a batch, of each metric where it is there."""
+    names = dict.fromkeys(name for report in reports for name in report)
+    return {name: float(np.mean([report[name] for report in reports if name in report])) for name in names}

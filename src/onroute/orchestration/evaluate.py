@@ -1,0 +1,44 @@
+"""Held-out evaluation: sampled accuracy on problems that are never trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onroute.core.config.sections import RunConfig
+from onroute.core.engine import Engine
+from onroute.core.environment import Environment
+from onroute.core.sampling import SamplingParams
+from onroute.core.seeds import seed_for
+from onroute.observability.evaluation import evaluation_metrics
+from onroute.orchestration.together import together
+
+CORRECT_FROM = 1.0 - 1e-6
+"""A sample counts as right when its reward reaches full marks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """metrics: `eval/…`. accuracy: float64 [num_problems], share of right samples of each."""
+
+    metrics: Mapping[str, float]
+    accuracy: NDArray[np.float64]
+
+
+async def evaluate(
+    config: RunConfig, environment: Environment, engine: Engine, *, sampling: SamplingParams
+) -> Evaluation:
+    """Sample every held-out problem; the same seeds each time, so that two evaluations are paired."""
+    prompts = [environment.prompt("held_out", index) for index in range(config.run.eval_prompts)]
+    groups = await together(
+        environment.rollout(
+            prompt, engine, n=config.run.eval_samples, sampling=sampling,
+            seed=seed_for(config.run.seed, "evaluation", prompt.id),
+        )
+        for prompt in prompts
+    )  # fmt: skip
+    right = [[sample.reward >= CORRECT_FROM for sample in group.samples] for group in groups]
+    return Evaluation(metrics=evaluation_metrics(right), accuracy=np.array([np.mean(row) for row in right]))

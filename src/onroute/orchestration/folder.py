@@ -1,0 +1,102 @@
+"""The folder of a run: where everything lies, and who may write there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from onroute.core.errors import UserError
+
+_STEP = re.compile(r"step-(\d{6,})")
+SAMPLED_BY = "weights"
+"""In the folder of a recorded step: the Hugging Face folder of the weights that sampled it."""
+
+
+def step_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}"
+
+
+def numbered(folder: Path) -> dict[int, Path]:
+    """The folders of steps in `folder`, by step, ascending."""
+    if not folder.is_dir():
+        return {}
+    found = {int(match[1]): path for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`config.toml`, `metrics.jsonl`, `summary.json`, `checkpoints/step-…/`, `rollouts/step-…/` each
+    with the weights that sampled it, `plots/`, and the files of the trackers."""
+
+    path: Path
+
+    def require_free(self) -> None:
+        """Raises UserError when the folder holds something: no run writes over another."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UserError(
+                "run-folder", "the run folder exists already", str(self.path),
+                'choose another run.folder, or go on with it by run.resume = "auto"',
+            )
+
+    def create(self) -> None:
+        """Make the folder if it is not there. Raises UserError when that is not possible."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                "run-folder", f"the run folder can't be made ({error.strerror})", str(self.path),
+                "choose another run.folder",
+            ) from error
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of a run that was made before. Raises UserError when `path` is none."""
+        folder = cls(path)
+        if not folder.config.is_file():
+            what = "no run folder" if path.exists() else "run folder does not exist"
+            raise UserError("run-folder", what, f"{path} has no config.toml", "give the folder of a run")
+        return folder
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    def write(self, path: Path, text: str) -> None:
+        """A text file of the run, whole or not at all."""
+        temporary = path.with_name(f".{path.name}.writing")
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def keep_newest(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` steps in `folder`."""
+    found = numbered(folder)
+    for step in list(found)[: max(0, len(found) - keep)]:
+        shutil.rmtree(found[step])

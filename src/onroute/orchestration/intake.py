@@ -1,0 +1,68 @@
+"""What comes back from rollouts is checked here, once, before anything is learned from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onroute.core.engine import EngineCapabilities
+from onroute.core.errors import CheckError, UserError
+from onroute.core.samples import Group, Sample
+from onroute.data.validate import check_group
+from onroute.routing.validation import validate_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """What every sample must fit: the engine's own capabilities, and whether routes are demanded."""
+
+    capabilities: EngineCapabilities
+    needs_routes: bool
+
+    def require_routes(self) -> None:
+        """Raises UserError before the first rollout when the engine can't give what the run needs."""
+        if self.needs_routes and not self.capabilities.returns_routes:
+            raise UserError(
+                "engine-no-routes", f"the engine {self.capabilities.name!r} returns no routes",
+                'routing.replay = "rollout"', 'switch on its route capture, or set routing.replay = "off"',
+            )
+
+    def check(self, groups: Iterable[Group]) -> None:
+        """Raises CheckError or UserError naming the sample that breaks a promise."""
+        for group in groups:
+            check_group(group, context_length=self.capabilities.context_length)
+            for sample in group.samples:
+                if self.needs_routes:
+                    self._check_route(sample)
+
+    def _check_route(self, sample: Sample) -> None:
+        if sample.routing is None:
+            raise CheckError(
+                "routing-missing", "the sample came without routes", f"sample {sample.id}",
+                "see that the engine captures routes for every request",
+            )
+        validate_trace(
+            sample.routing,
+            num_tokens=sample.num_tokens,
+            layers=self.capabilities.moe_layers,
+            num_experts=self.capabilities.num_experts,
+            top_k=self.capabilities.top_k,
+            sample_id=sample.id,
+            tokens=sample.tokens,
+        )
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Lengths, endings and bytes of one batch of rollouts."""
+    samples = [sample for group in groups for sample in group.samples]
+    responses = np.array([sample.num_tokens - sample.prompt_length for sample in samples])
+    routes = [sample.routing for sample in samples if sample.routing is not None]
+    return {
+        "rollout/samples": float(len(samples)),
+        "rollout/response_tokens_mean": float(responses.mean()),
+        "rollout/response_tokens_max": float(responses.max()),
+        "rollout/truncated_share": float(np.mean([sample.stop_reason == "length" for sample in samples])),
+        "rollout/route_bytes": float(sum(route.num_bytes for route in routes)),
+    }

@@ -1,0 +1,131 @@
+"""One run in one process, from a validated config to its summary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from onroute.algorithms.bootstrap import Interval, bootstrap_difference
+from onroute.core.config.load import dump_toml
+from onroute.core.config.sections import RunConfig
+from onroute.core.environment import Environment
+from onroute.core.errors import UserError
+from onroute.core.seeds import seed_for
+from onroute.engines.catalog import ENGINES
+from onroute.environments.catalog import ENVIRONMENTS
+from onroute.environments.codec import HuggingFaceCodec
+from onroute.models.load import load_tokenizer, read_config, stop_token_ids
+from onroute.models.world import World, open_world
+from onroute.observability.metrics import open_metrics
+from onroute.observability.plots import plot_run
+from onroute.observability.progress import Progress
+from onroute.orchestration.driver import Outcome, Parts, SynchronousDriver
+from onroute.orchestration.folder import RunFolder
+from onroute.orchestration.local import LocalTrainer
+from onroute.training.trainer import Trainer
+from onroute.weights.local import LocalExchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a run came to.
+
+    accuracy: sampled held-out accuracy with its 95 % interval, by stage: before,
+        after_supervised, after.
+    lift: gain of the RL phase alone, paired by problem; None for a resumed run.
+    seconds: by phase, and in all.
+    last_metrics: of the last step.
+    """
+
+    run: str
+    accuracy: Mapping[str, Interval]
+    lift: Interval | None
+    seconds: Mapping[str, float]
+    last_metrics: Mapping[str, float]
+    plots: tuple[str, ...]
+
+
+def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
+    """Run to the end and write the run folder.
+
+    Raises UserError, CheckError or MachineError with the first cause; KeyboardInterrupt after an
+    interrupt, with a checkpoint of the finished steps in the folder.
+    """
+    folder = RunFolder(Path(config.run.folder))
+    if config.run.resume == "never":
+        folder.require_free()
+    with open_world(timeout_s=config.parallel.timeout_s, threads=config.run.threads) as world:
+        if world.size > 1:
+            raise UserError(
+                "run-ranks", f"{world.size} processes were started for a run in one process", "torchrun",
+                "train from recorded rollouts by python -m onroute.training, or start the run without torchrun",
+            )
+        parts = _build(config, world)
+        folder.create()
+        folder.write(folder.config, dump_toml(config))
+        with open_metrics(folder.path, config.tracking.trackers) as metrics, progress:
+            driver = SynchronousDriver(config, parts, folder, metrics=metrics, progress=progress)
+            outcome = asyncio.run(driver.run())
+    summary = _summarise(config, folder, outcome)
+    folder.write(folder.summary, json.dumps(asdict(summary), indent=1))
+    return summary
+
+
+def _build(config: RunConfig, world: World) -> Parts:
+    """Trainer, engine and environment of this process; the small and likely mistakes come first."""
+    path = Path(config.model.path)
+    read_config(path)
+    environment = build_environment(config)
+    environment.prompt("train", 0)
+    exchange = LocalExchange(config.engine.push_bucket_mib << 20)
+    trainer = Trainer(config, world, total_steps=config.run.steps * config.data.optimizer_steps)
+    engine = ENGINES[config.engine.name].load()(
+        config.engine,
+        config.model,
+        capture=config.routing.replay == "rollout",
+        exchange=exchange,
+        device=world.device,
+    )
+    return Parts(trainer=LocalTrainer(trainer, config, exchange), engine=engine, environment=environment)
+
+
+def build_environment(config: RunConfig) -> Environment:
+    """The environment of the run, speaking the model's own tokens."""
+    path = Path(config.model.path)
+    tokenizer = load_tokenizer(path)
+    entry = ENVIRONMENTS[config.environment.name]
+    environment: Environment = entry.load()(
+        entry.build_options(config.environment.options),
+        codec=HuggingFaceCodec(tokenizer),
+        stop_token_ids=stop_token_ids(path, tokenizer),
+        held_out=config.run.eval_prompts,
+        seed=config.run.seed,
+    )
+    return environment
+
+
+def _summarise(config: RunConfig, folder: RunFolder, outcome: Outcome) -> RunSummary:
+    stages = {name: outcome.evaluations[name] for name in ("before", "after_supervised", "after") if name in outcome.evaluations}
+    base = stages.get("after_supervised", stages.get("before"))
+    lift = None
+    if base is not None:
+        seed = seed_for(config.run.seed, "lift")
+        lift = bootstrap_difference(stages["after"].accuracy, base.accuracy, seed=seed)
+    return RunSummary(
+        run=str(folder.path),
+        accuracy={
+            name: Interval(
+                value=stage.metrics["eval/accuracy"],
+                low=stage.metrics["eval/accuracy_low"],
+                high=stage.metrics["eval/accuracy_high"],
+            )
+            for name, stage in stages.items()
+        },
+        lift=lift,
+        seconds=outcome.seconds,
+        last_metrics=outcome.last_metrics,
+        plots=tuple(str(path) for path in plot_run(folder.path)) if config.tracking.plots else (),
+    )

@@ -1,0 +1,62 @@
+"""Replay on the trainer's model: hooks, session and proof in one place, or nothing when it is off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from onroute.core.samples import Sample
+from onroute.models.activation import checkpointing
+from onroute.routing.discovery import discover
+from onroute.routing.interception import RouterHooks
+from onroute.routing.selfcheck import SelfCheckReport, self_check
+from onroute.routing.session import ReplaySession
+from onroute.routing.sites import RoutingMap
+
+PROBE_TOKENS = 12
+PROBE_ROWS = 2
+
+
+class TrainerRoutes:
+    """The routers of one model under replay. Built on the sharded model; every rank builds its own."""
+
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self.map: RoutingMap = discover(model, lambda: probe_logits(model, device))
+        self.hooks = RouterHooks(model, self.map)
+        self.session = ReplaySession(self.map, device)
+
+    def prove(self) -> SelfCheckReport:
+        """Run the self-check on this model. A collective when it is sharded; the caller decides what a
+        failed check means."""
+        return self_check(
+            self._model,
+            self.hooks,
+            self.session,
+            forward=lambda: probe_logits(self._model, self._device),
+            checkpointing=self.checkpointing,
+        )
+
+    def checkpointing(self, enabled: bool) -> AbstractContextManager[None]:
+        return checkpointing(self._model, self.session.context_fn, enabled=enabled)
+
+    @contextmanager
+    def replaying(self, samples: Mapping[int, Sample]) -> Iterator[None]:
+        """Replay the routes of `samples` in the body; nothing of them is left afterwards."""
+        traces = {index: sample.routing for index, sample in samples.items() if sample.routing is not None}
+        with self.session.holding(traces), self.hooks.using(self.session):
+            yield
+
+
+def probe_logits(model: PreTrainedModel, device: torch.device) -> Tensor:
+    """Logits [rows, tokens, V] of a few fixed random tokens, the same on every rank."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, vocabulary, (PROBE_ROWS, PROBE_TOKENS), generator=generator).to(device)
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits
