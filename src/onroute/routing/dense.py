@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from onroute.core.errors import UserError
@@ -52,11 +52,12 @@ def dense_model_error(model_type: str) -> UserError:
 
 
 def _values(config: object) -> Mapping[str, object]:
-    return config if isinstance(config, Mapping) else {**vars(type(config)), **vars(config)}
+    if isinstance(config, Mapping):
+        return config
+    # Not the attributes: a class default stands beside a renamed key that was set.
+    to_dict: Callable[[], Mapping[str, object]] | None = getattr(config, "to_dict", None)
+    return vars(config) if to_dict is None else to_dict()
 
 
 def _nested(values: Mapping[str, object]) -> Iterator[object]:
-    for key, value in values.items():
-        is_config = isinstance(value, Mapping) or hasattr(value, "to_dict")
-        if is_config and key.endswith("config") and "quant" not in key:
-            yield value
+    return (value for key, value in values.items() if key.endswith("config") and isinstance(value, Mapping))

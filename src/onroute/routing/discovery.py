@@ -74,7 +74,7 @@ def holds_experts(layer: nn.Module, num_experts: int) -> bool:
             return True
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             continue
-        if any(p.ndim >= 3 and p.shape[0] == num_experts for p in module.parameters(recurse=False)):  # noqa: PLR2004
+        if any(p.ndim >= 3 and p.shape[0] == num_experts for p in module.parameters(recurse=False)):
             return True
     return False
 
@@ -158,12 +158,16 @@ def _refuse_repeated(sites: Sequence[RoutingSite]) -> None:
 
 
 def _refuse_mixed(sites: Sequence[RoutingSite]) -> None:
-    kinds = {(site.num_experts, site.top_k): site for site in sites}
-    if len(kinds) > 1:
+    first_of_kind: dict[tuple[int, int], RoutingSite] = {}
+    for site in sites:
+        first_of_kind.setdefault((site.num_experts, site.top_k), site)
+    if len(first_of_kind) > 1:
         raise UserError(
             "routing-mixed",
             "the routers disagree about experts and experts per token",
-            "; ".join(f"{s.module_name!r}: {e} experts, top {k}" for (e, k), s in kinds.items()),
+            "; ".join(
+                f"{s.module_name!r}: {s.num_experts} experts, top {s.top_k}" for s in first_of_kind.values()
+            ),
             'set routing.replay = "off": a trace has one width for all layers',
         )
 

@@ -193,7 +193,7 @@ def _shortfall(faults: list[_Fault], num_faults: int) -> CheckError:
     return CheckError(
         "routing-ledger",
         f"replay fell short in {num_faults} place(s) over all ranks; nothing was stepped",
-        where if len(faults) < 2 else f"first {where}; last {faults[-1]}",  # noqa: PLR2004
+        where if len(faults) < 2 else f"first {where}; last {faults[-1]}",
         "leave the routers' forward alone after the hooks are on, checkpoint with the session's context_fn, "
         "and enter each microbatch once per forward pass",
     )

@@ -49,7 +49,7 @@ class MicrobatchRoutes:
         return torch.where(self.valid_R[:, None], terms, 0).sum(dim=(-2, -1))
 
 
-def lay_out(  # noqa: PLR0913
+def lay_out(
     key: Hashable,
     spans: Sequence[TokenSpan],
     num_rows: int,

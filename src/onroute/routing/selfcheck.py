@@ -62,7 +62,7 @@ class SelfCheckReport:
             )
 
 
-def self_check(  # noqa: PLR0913
+def self_check(
     model: nn.Module,
     hooks: RouterHooks,
     session: ReplaySession,
@@ -226,7 +226,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
 def _router_weights(model: nn.Module, module_name: str, num_experts: int) -> list[nn.Parameter]:
     """Trainable parameters that score the experts: at most a matrix, one side of it num_experts long."""
     own = [p for p in model.get_submodule(module_name).parameters() if p.requires_grad]
-    return [p for p in own if p.ndim <= 2 and num_experts in p.shape] or own  # noqa: PLR2004
+    return [p for p in own if p.ndim <= 2 and num_experts in p.shape] or own
 
 
 def _whole(gradient: Tensor | None) -> Tensor | None:

@@ -29,7 +29,7 @@ class TopKCall:
     def parse(cls, args: Sequence[object], kwargs: Mapping[str, object]) -> TopKCall:
         """Read `topk(input, k, dim=-1, largest=True, sorted=True)`, each by position or by keyword."""
         scores = args[0] if args else kwargs["input"]
-        axis = args[2] if len(args) > 2 else kwargs.get("dim", -1)  # noqa: PLR2004 (third argument)
+        axis = args[2] if len(args) > 2 else kwargs.get("dim", -1)
         assert isinstance(scores, Tensor)
         assert isinstance(axis, int)
         return cls(scores, axis % scores.ndim)
@@ -46,7 +46,7 @@ def masked_source(
     if func in _MASKED_FILL:
         given = [args[0] if args else kwargs["input"]]
     elif func is _TENSOR_WHERE:
-        given = [args[0], args[2] if len(args) > 2 else kwargs.get("other")]  # noqa: PLR2004
+        given = [args[0], args[2] if len(args) > 2 else kwargs.get("other")]
     else:
         names = ("condition", "input", "other")
         given = [args[i] if len(args) > i else kwargs.get(names[i]) for i in (1, 2)]

@@ -19,7 +19,7 @@ _SERVE: Final = "check that the engine serves the model that is trained"
 _CAPTURE: Final = "check that the engine's option to capture and return routed experts is on and took effect"
 
 
-def validate_trace(  # noqa: PLR0913
+def validate_trace(
     trace: RoutingTrace,
     *,
     num_tokens: int,
@@ -58,7 +58,7 @@ def _check_shape(
 ) -> None:
     where = f"sample {sample_id}"
     shape = trace.experts.shape
-    if len(shape) != 3:  # noqa: PLR2004
+    if len(shape) != 3:
         raise CheckError("routing-shape", f"routes have shape {shape}, expected 3 dimensions", where, _SERVE)
     if shape[1] != len(layers) or trace.layers != layers:
         raise CheckError(
