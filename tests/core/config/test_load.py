@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,13 @@ def test_a_name_that_no_catalogue_holds_is_refused_with_the_nearest(tmp_path, ov
     [line] = [line for line in complaints(tmp_path, "", override) if line.startswith("[config-unknown-name]")]
     assert f"--{key} on the command line" in line
     assert line.endswith(fix)
+
+
+def test_a_process_without_engines_takes_the_name_of_the_engine_as_it_stands(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(SMALLEST, encoding="utf-8")
+    config = load_config(file, ["--engine.name=elsewhere"], replace(CATALOGS, engines=None))
+    assert config.engine.name == "elsewhere"
 
 
 def test_missing_sections_and_keys_are_all_named(tmp_path):

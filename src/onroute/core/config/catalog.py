@@ -39,9 +39,12 @@ Catalog: TypeAlias = Mapping[str, CatalogEntry]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogs:
-    """The catalogues of all rooms that have variants."""
+    """The catalogues of all rooms that have variants.
 
-    engines: Catalog
+    A process that builds no engine gives no engines; `engine.name` is then taken as it stands.
+    """
+
+    engines: Catalog | None
     environments: Catalog
     advantages: Catalog
     losses: Catalog

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from onroute.core.config.catalog import Catalogs
-from onroute.core.config.keys import SLOTS, Key, keys_of, type_label
+from onroute.core.config.keys import Key, keys_of, slots_of, type_label
 from onroute.core.config.sections import RunConfig
 
 REQUIRED = "required"
@@ -68,18 +68,18 @@ def _describe_class(prefix: str, section: type[Any], note: str = "") -> Iterator
 
 
 def _describe_options(key: str, catalogs: Catalogs) -> Iterator[KeyDescription]:
-    for slot in SLOTS:
+    for slot, entries in slots_of(catalogs):
         if slot.options != key:
             continue
-        for entry in slot.entries(catalogs).values():
+        for entry in entries.values():
             if entry.options is not None:
                 yield from _describe_class(key, entry.options, note=f'With {slot.key} = "{entry.name}": ')
 
 
 def _choices(key: str, catalogs: Catalogs) -> str | None:
-    for slot in SLOTS:
+    for slot, entries in slots_of(catalogs):
         if slot.key == key:
-            return "; ".join(f"{entry.name}: {entry.summary}" for entry in slot.entries(catalogs).values())
+            return "; ".join(f"{entry.name}: {entry.summary}" for entry in entries.values())
     return None
 
 

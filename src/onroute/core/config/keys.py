@@ -80,7 +80,7 @@ class Slot:
     """A key whose value names an entry of a catalogue, and the table that holds the entry's own keys."""
 
     key: str
-    entries: Callable[[Catalogs], Catalog]
+    entries: Callable[[Catalogs], Catalog | None]
     options: str | None = None
 
 
@@ -91,6 +91,12 @@ SLOTS = (
     Slot(key="algorithm.loss", entries=lambda c: c.losses, options="algorithm.loss_options"),
     Slot(key="tracking.trackers", entries=lambda c: c.trackers),
 )
+
+
+def slots_of(catalogs: Catalogs) -> list[tuple[Slot, Catalog]]:
+    """Every slot whose catalogue is given, with that catalogue."""
+    found = ((slot, slot.entries(catalogs)) for slot in SLOTS)
+    return [(slot, entries) for slot, entries in found if entries is not None]
 
 
 def nearest(wrong: str, known: Collection[str]) -> str | None:

@@ -18,13 +18,13 @@ from pydantic import ConfigDict, TypeAdapter
 
 from onroute.core.config.catalog import CatalogEntry, Catalogs
 from onroute.core.config.keys import (
-    SLOTS,
     Key,
     TypeHint,
     is_free_table,
     keys_of,
     members,
     nearest,
+    slots_of,
     type_label,
 )
 from onroute.core.config.rules import broken_rules
@@ -101,9 +101,9 @@ def _read_slots(
 ) -> list[Violation]:
     """Look up every name in its catalogue and put the options of the entry in place."""
     violations: list[Violation] = []
-    for slot in SLOTS:
-        violations += unknown_names(slot, tables, slot.entries(catalogs))
-        entry = chosen(slot, tables, catalogs)
+    for slot, entries in slots_of(catalogs):
+        violations += unknown_names(slot, tables, entries)
+        entry = chosen(slot, tables, entries)
         if slot.options is not None and entry is not None and slot.options not in unusable:
             reading = _read_options(slot.options, entry, subtable(tree, slot.options))
             section, _, name = slot.options.partition(".")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from onroute.core.config.catalog import Catalog, CatalogEntry, Catalogs
-from onroute.core.config.keys import SLOTS, Slot, keys_of, nearest, nearest_key
+from onroute.core.config.keys import Slot, keys_of, nearest, nearest_key, slots_of
 from onroute.core.config.sources import Table, subtable
 from onroute.core.config.violations import Violation
 
 
-def chosen(slot: Slot, tables: Mapping[str, Table], catalogs: Catalogs) -> CatalogEntry | None:
+def chosen(slot: Slot, tables: Mapping[str, Table], entries: Catalog) -> CatalogEntry | None:
     """The catalogue entry that a slot's key names; None when there is no such entry."""
     section, _, name = slot.key.partition(".")
     value = tables[section][name]
-    return slot.entries(catalogs).get(value) if isinstance(value, str) else None
+    return entries.get(value) if isinstance(value, str) else None
 
 
 def unknown_names(slot: Slot, tables: Mapping[str, Table], entries: Catalog) -> list[Violation]:
@@ -57,8 +57,8 @@ def _declared(tables: Mapping[str, Table], catalogs: Catalogs) -> Iterator[tuple
     """The key names of every section and of every option table whose catalogue entry is known."""
     for section, table in tables.items():
         yield section, list(table)
-    for slot in SLOTS:
-        entry = chosen(slot, tables, catalogs)
+    for slot, entries in slots_of(catalogs):
+        entry = chosen(slot, tables, entries)
         if slot.options is not None and entry is not None:
             yield slot.options, list(keys_of(entry.options)) if entry.options else []
 
