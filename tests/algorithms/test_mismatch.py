@@ -60,6 +60,17 @@ def test_microbatches_and_ranks_give_the_numbers_of_the_whole():
         assert sums.metrics("mismatch") == pytest.approx(whole)
 
 
+@pytest.mark.parametrize("values", [[float("nan"), -1.0], [-1.0, float("nan")]])
+def test_a_nan_of_any_rank_shows_in_the_maximum(values):
+    vectors = []
+    for rank, value in enumerate(values):
+        sums = MismatchSums("cpu", rank=rank, num_ranks=2)
+        sums.add(torch.tensor([value]), torch.tensor([-1.5]), torch.tensor([True]))
+        sums.reduce(lambda vector: vectors.append(vector) or vector)
+    sums.reduce(lambda _: torch.stack(vectors).sum(0))
+    assert math.isnan(sums.metrics("m")["m/log_prob_abs_diff_max"])
+
+
 def test_without_tokens_there_are_no_means():
     assert metrics_of((TRAINER, ENGINE, torch.zeros_like(MASK))) == {"mismatch/tokens": 0.0}
     assert metrics_of() == {"mismatch/tokens": 0.0}

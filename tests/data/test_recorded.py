@@ -189,6 +189,7 @@ FORGERIES = {
     "tokens are short": put("tokens", lambda a: a[:-1]),
     "tokens have two dimensions": put("tokens", lambda a: a[None]),
     "a size is negative": put("sizes", lambda a: a * np.array([-1, 1, 1, 1])),
+    "a negative size is made up for": put("sizes", lambda a: a + np.array([-7, 7, 0, 0])),
     "a size is huge": put("sizes", edited(0, 2**62)),
     "sizes overflow to the right sum": put("sizes", lambda a: a + np.array([2**62, 2**62, 2**62, 2**62])),
     "group sizes do not add up": put("group_sizes", lambda a: a + 1),

@@ -114,7 +114,7 @@ def test_a_sample_longer_than_the_context_is_the_users_to_mend():
 @pytest.mark.parametrize("tokens", [np.zeros(0, dtype=np.int32), np.zeros(3, dtype=np.int64), [1, 2]])
 def test_prompt_tokens_of_another_kind_are_refused(tokens):
     group = make_group("p1", [1])
-    with pytest.raises(CheckError, match="tokens of the prompt are .*; prompt p1"):
+    with pytest.raises(CheckError, match=r"tokens of the prompt are .*; prompt p1"):
         check_group(replace(group, prompt=replace(group.prompt, tokens=tokens)))
 
 

@@ -24,6 +24,7 @@ def clipped(inputs: LossInputs, options: ClippedOptions) -> LossTerms:
     """
     mask = inputs.mask
     difference = inputs.log_probs.float() - inputs.old_log_probs.detach().float()
+    # A masked token has ratio 1 and advantage 0, thus loss 0 and no gradient.
     log_ratio = torch.where(mask, difference, 0.0)
     advantages = torch.where(mask, inputs.advantages.detach().float(), 0.0)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -37,7 +38,7 @@ def clipped(inputs: LossInputs, options: ClippedOptions) -> LossTerms:
         loss = torch.where(at_dual_bound, bound, loss)
     clamped = log_ratio.detach().abs() > MAX_LOG_RATIO
     return LossTerms(
-        per_token=torch.where(mask, loss, 0.0),
+        per_token=loss,
         sums={
             "clip_fraction": masked_sum((bounded > free).double(), mask),
             "dual_clip_fraction": masked_sum(at_dual_bound.double(), mask),
