@@ -225,6 +225,7 @@ def test_metrics_are_shares_of_replayed_rows_and_layers():
         )
     metrics = ledger.settle(recompute=False)
     assert metrics.worst_layer == 5
+    assert metrics.agreement_by_layer == pytest.approx((1.0, 4 / 5))
     assert metrics.published() == pytest.approx(
         {
             "routing/agreement": (5 + 4) / 10,

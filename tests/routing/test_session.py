@@ -264,17 +264,20 @@ def test_spans_that_do_not_fit_are_refused(spans: list[TokenSpan], code: str):
 def test_rows_that_the_model_does_not_get_are_refused_in_the_router():
     with rigged(tiny_model("qwen3_moe")) as rig, rig.session.holding({0: rig.trace(6)}):
         rig.session.bind("mb", one_span(6), 8)
-        with pytest.raises(CheckError, match=r"chooses \[7, 2\], the bound routes are \[8, 2\]; layer 0"):
-            with rig.session.microbatch("mb"):
-                logits_of(rig.model, token_ids(1, 7))
+        with (
+            pytest.raises(CheckError, match=r"chooses \[7, 2\], the bound routes are \[8, 2\]; layer 0"),
+            rig.session.microbatch("mb"),
+        ):
+            logits_of(rig.model, token_ids(1, 7))
 
 
 def test_a_trace_of_another_model_is_refused_with_its_sample():
-    with rigged(tiny_model("deepseek_v3")) as rig, rigged(tiny_model("qwen3_moe")) as other:
-        with pytest.raises(
-            CheckError, match=r"3 layers \(0, 1, 2\).*sample 5; the model has 2 layers \(1, 2\)"
-        ):
-            rig.session.load({5: other.trace(6)})
+    with (
+        rigged(tiny_model("deepseek_v3")) as rig,
+        rigged(tiny_model("qwen3_moe")) as other,
+        pytest.raises(CheckError, match=r"3 layers \(0, 1, 2\).*sample 5; the model has 2 layers \(1, 2\)"),
+    ):
+        rig.session.load({5: other.trace(6)})
 
 
 def test_a_microbatch_is_bound_once_until_it_is_settled():

@@ -190,8 +190,8 @@ def _nothing_found(model: nn.Module, stack: nn.ModuleList) -> UserError:
 def _unprovable(model: nn.Module, layers: Sequence[int]) -> UserError:
     return UserError(
         "routing-layers",
-        f"{len(layers)} decoder layer(s) hold experts, but no top-k was seen that picks them",
-        f"{type(model).__name__}, layers {_listing(layers)}",
+        f"{len(layers) or 'some'} decoder layer(s) hold experts, but no top-k was seen that picks them",
+        f"{type(model).__name__}, layers {_listing(layers) or 'unknown'}",
         'replay cannot be proved for this model: set routing.replay = "off" to train it on the live router',
     )
 

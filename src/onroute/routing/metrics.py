@@ -48,6 +48,7 @@ class RoutingMetrics:
 
     agreement: mean of |live ∩ replayed| / top_k over replayed rows and layers.
     agreement_worst_layer: the same, of the layer `worst_layer` alone.
+    agreement_by_layer: the same, of every MoE layer in order; empty where nothing was replayed.
     exact_rows: share of (row, layer) whose live choice was the replayed set.
     live_rows: share of real tokens that the live router served.
     replayed_share: share of real tokens that were replayed, the never fed last tokens not counted.
@@ -56,19 +57,21 @@ class RoutingMetrics:
     agreement: float | None
     agreement_worst_layer: float | None
     worst_layer: int | None
+    agreement_by_layer: tuple[float, ...]
     exact_rows: float | None
     live_rows: float | None
     replayed_share: float | None
 
     @classmethod
     def of(cls, totals: RoutingTotals, routing_map: RoutingMap) -> RoutingMetrics:
-        agreed = (totals.common_L / routing_map.top_k).tolist()
-        worst = min(range(len(agreed)), key=agreed.__getitem__)
-        pairs = totals.num_valid * len(agreed)
+        agreed_L = (totals.common_L / routing_map.top_k).tolist()
+        worst = min(range(len(agreed_L)), key=agreed_L.__getitem__)
+        pairs = totals.num_valid * len(agreed_L)
         return cls(
-            agreement=_share(sum(agreed), pairs),
-            agreement_worst_layer=_share(agreed[worst], totals.num_valid),
+            agreement=_share(sum(agreed_L), pairs),
+            agreement_worst_layer=_share(agreed_L[worst], totals.num_valid),
             worst_layer=routing_map.layers[worst] if pairs else None,
+            agreement_by_layer=tuple(agreed / totals.num_valid for agreed in agreed_L) if pairs else (),
             exact_rows=_share(float(totals.exact_L.sum()), pairs),
             live_rows=_share(totals.num_tokens - totals.num_valid, totals.num_tokens),
             replayed_share=_share(totals.num_valid, totals.num_tokens - totals.num_unfed),
