@@ -9,7 +9,10 @@ from types import FrameType
 
 import typer
 
+from onroute.cli.check import check
+from onroute.cli.compare import compare
 from onroute.cli.config import config
+from onroute.cli.demo import demo
 from onroute.cli.failures import guarded
 from onroute.cli.train import train
 
@@ -23,7 +26,10 @@ class Command:
 
 
 COMMANDS = (
+    Command(run=demo, overrides=True),
     Command(run=train, overrides=True),
+    Command(run=check),
+    Command(run=compare),
     Command(run=config),
 )
 

@@ -20,7 +20,7 @@ from onroute.engines.capture import RouteCapture
 from onroute.engines.decode import decode
 from onroute.engines.probe import probe_capabilities
 from onroute.engines.requests import check_completion, check_request
-from onroute.models.load import context_length, load_plain, load_skeleton, read_config
+from onroute.models.load import best_attention, context_length, load_plain, read_config
 from onroute.models.names import PublishedLayout
 from onroute.routing.dense import refuse_dense
 from onroute.weights.bucket import BucketSource
@@ -58,7 +58,7 @@ class HuggingFaceEngine:
         self._model = load_plain(
             path,
             dtype=dtype,
-            attention=_attention(path, dtype, model_config.experts),
+            attention=best_attention(path),
             experts=model_config.experts,
             device=self._device,
         )
@@ -222,12 +222,3 @@ class HuggingFaceEngine:
 
     def _unable(self, reason: str, fix: str) -> MachineError:
         return MachineError("engine-unable", reason, f"weights version {self._version}", fix)
-
-
-def _attention(path: Path, dtype: torch.dtype, experts: str) -> str:
-    """sdpa, or eager for the families that transformers offers nothing else for."""
-    try:
-        load_skeleton(path, dtype=dtype, attention="sdpa", experts=experts)
-    except UserError:  # any other cause comes back when the weights are loaded
-        return "eager"
-    return "sdpa"

@@ -28,10 +28,12 @@ def enable_checkpointing(model: PreTrainedModel, context_fn: ContextFn) -> None:
     for index, layer in enumerate(decoder_stack(model)):
         if not isinstance(layer, GradientCheckpointingLayer):
             raise UserError(
-                "model-checkpointing", f"decoder layer {index} can't be recomputed", type(model).__name__,
+                "model-checkpointing",
+                f"decoder layer {index} can't be recomputed",
+                type(model).__name__,
                 'set model.activation_checkpointing = "none"',
             )
-        setattr(layer, "_gradient_checkpointing_func", partial(checkpoint, use_reentrant=False, context_fn=context_fn))
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, context_fn=context_fn)
         layer.gradient_checkpointing = True
 
 

@@ -6,14 +6,23 @@ The network is never asked: a model is a folder on this machine.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from onroute.core.errors import UserError
+
+Attention: TypeAlias = Literal["sdpa", "eager"]
 
 
 def read_config(path: Path) -> PreTrainedConfig:
@@ -23,18 +32,24 @@ def read_config(path: Path) -> PreTrainedConfig:
     """
     if not (path / "config.json").is_file():
         what = "no model folder" if path.is_dir() else "model folder does not exist"
-        raise UserError("model-missing", what, f"{path} has no config.json", "set model.path to a Hugging Face folder")
+        raise UserError(
+            "model-missing", what, f"{path} has no config.json", "set model.path to a Hugging Face folder"
+        )
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            "model-config", f"the model's configuration can't be read: {reason}", str(path / "config.json"),
+            "model-config",
+            f"the model's configuration can't be read: {reason}",
+            str(path / "config.json"),
             "check the file, or install a transformers release that knows this model type",
         ) from error
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(
-            "model-quantised", "quantised weights can't be trained", str(path),
+            "model-quantised",
+            "quantised weights can't be trained",
+            str(path),
             "convert the checkpoint to bfloat16 or float32 and point model.path at the result",
         )
     return config
@@ -63,7 +78,9 @@ def load_plain(
     for kind, keys in problems.items():
         if keys:
             raise UserError(
-                "model-weights", f"{len(keys)} {kind} tensor(s): {', '.join(keys[:10])}", str(path),
+                "model-weights",
+                f"{len(keys)} {kind} tensor(s): {', '.join(keys[:10])}",
+                str(path),
                 "the weights do not belong to config.json; export the model again",
             )
     loaded: PreTrainedModel = model.to(device).eval()
@@ -82,6 +99,15 @@ def load_skeleton(path: Path, *, dtype: torch.dtype, attention: str, experts: st
     return skeleton
 
 
+def best_attention(path: Path) -> Attention:
+    """ "sdpa", or "eager" for the families that transformers offers nothing else for."""
+    try:
+        load_skeleton(path, dtype=torch.float32, attention="sdpa", experts="eager")
+    except UserError:  # any other cause comes back when the weights are loaded
+        return "eager"
+    return "sdpa"
+
+
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in the model's folder. Raises UserError when there is none."""
     try:
@@ -89,7 +115,9 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            "model-tokenizer", f"the tokenizer can't be loaded: {reason}", str(path),
+            "model-tokenizer",
+            f"the tokenizer can't be loaded: {reason}",
+            str(path),
             "save the tokenizer into the model folder with save_pretrained",
         ) from error
     loaded: PreTrainedTokenizerBase = tokenizer
@@ -127,6 +155,8 @@ def _kernels(attention: str, experts: str) -> dict[str, str]:
 def _cannot_load(path: Path, error: Exception) -> UserError:
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return UserError(
-        "model-load", f"the model can't be loaded: {reason}", str(path),
+        "model-load",
+        f"the model can't be loaded: {reason}",
+        str(path),
         "check that the folder is complete, and the keys model.attention and model.experts",
     )

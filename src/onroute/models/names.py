@@ -42,10 +42,14 @@ class PublishedLayout:
         for name, value in model.state_dict().items():
             if name in tied:
                 continue
-            shapes = revert_weight_conversion(model, {name: torch.empty(value.shape, dtype=value.dtype, device="meta")})
+            shapes = revert_weight_conversion(
+                model, {name: torch.empty(value.shape, dtype=value.dtype, device="meta")}
+            )
             self.parameters += (PublishedParameter(name, tuple(shapes)),)
             specs += [
-                TensorSpec(name=published, dtype=str(value.dtype).removeprefix("torch."), shape=tuple(shape.shape))
+                TensorSpec(
+                    name=published, dtype=str(value.dtype).removeprefix("torch."), shape=tuple(shape.shape)
+                )
                 for published, shape in shapes.items()
             ]
         self.specs = tuple(specs)
@@ -91,7 +95,9 @@ class PublishedLayout:
         for name, source in origins.items():
             tensor = tensors[name]
             if tensor.shape != source.shape:
-                raise _refused(f"{name} has shape {list(tensor.shape)}, this model holds {list(source.shape)}")
+                raise _refused(
+                    f"{name} has shape {list(tensor.shape)}, this model holds {list(source.shape)}"
+                )
             if source is origin:
                 target.copy_(tensor)
             else:

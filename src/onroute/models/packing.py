@@ -9,6 +9,9 @@ from onroute.core.batches import PackedBatch
 from onroute.core.errors import UserError
 from onroute.models.forward import logits_of
 
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+"""Nats by which a packed neighbour may move log-probs: the rounding of the compute type."""
+
 _LENGTH = 24
 """Tokens per probe document; longer than the short convolutions that leak without attention."""
 
@@ -33,16 +36,24 @@ def packing_leak(model: PreTrainedModel, device: torch.device) -> float:
     return float((seen[0] - seen[1]).abs().max())
 
 
-def require_packing(model: PreTrainedModel, device: torch.device, *, tolerance: float) -> None:
-    """Raises UserError when packed samples would see each other in this model."""
+def packing_refusal(model: PreTrainedModel, device: torch.device, *, tolerance: float) -> str | None:
+    """Why this model can't train on packed samples, or None when it can."""
     try:
         leak = packing_leak(model, device)
     except ValueError as error:
-        leak, reason = float("inf"), str(error).splitlines()[0]
-    else:
-        reason = f"log-probs of one sample move by {leak:.2g} when the sample before it changes"
+        return str(error).splitlines()[0]
     if leak > tolerance:
+        return f"log-probs of a sample move by {leak:.2g} when the sample before it changes"
+    return None
+
+
+def require_packing(model: PreTrainedModel, device: torch.device, *, tolerance: float) -> None:
+    """Raises UserError when packed samples would see each other in this model."""
+    reason = packing_refusal(model, device, tolerance=tolerance)
+    if reason is not None:
         raise UserError(
-            "model-packing", f"packed samples are not kept apart: {reason}",
-            f"{type(model).__name__}, model.attention", 'set data.layout = "rows"',
+            "model-packing",
+            f"packed samples are not kept apart: {reason}",
+            type(model).__name__,
+            'set data.layout = "rows"',
         )

@@ -107,6 +107,8 @@ def _refuse_leftovers(model: PreTrainedModel) -> None:
     left = sorted(name for name, tensor in (*states, *plain) if tensor.is_meta)
     if left:
         raise UserError(
-            "model-meta", f"{len(left)} tensor(s) got no value on this rank: {', '.join(left[:10])}",
-            type(model).__name__, "train this model on one rank",
+            "model-meta",
+            f"{len(left)} tensor(s) got no value on this rank: {', '.join(left[:10])}",
+            type(model).__name__,
+            "train this model on one rank",
         )

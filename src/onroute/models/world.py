@@ -91,7 +91,9 @@ def open_world(*, timeout_s: float, threads: int = 1) -> Iterator[World]:
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     store = dist.HashStore() if size == 1 else None  # type: ignore[attr-defined]
-    dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(
+        backend, rank=rank, world_size=size, store=store, timeout=timedelta(seconds=timeout_s)
+    )
     try:
         mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
         yield World(rank=rank, size=size, device=device, mesh=mesh)

@@ -102,14 +102,18 @@ class SynchronousDriver:
         demonstrator = self._parts.environment
         if not isinstance(demonstrator, Demonstrator):
             raise UserError(
-                "run-supervised", "the environment knows no right answers to learn from",
-                f"environment.name = {self._config.environment.name!r}", "set run.supervised_steps = 0",
+                "run-supervised",
+                "the environment knows no right answers to learn from",
+                f"environment.name = {self._config.environment.name!r}",
+                "set run.supervised_steps = 0",
             )
         begun = time.monotonic()
         with self._progress.phase("supervised", total=steps) as phase:
             for step in range(1, steps + 1):
                 prompts = self._stream.take(self._config.run.supervised_samples)
-                report = await self._parts.trainer.supervise([_demonstration(p, demonstrator) for p in prompts])
+                report = await self._parts.trainer.supervise(
+                    [_demonstration(p, demonstrator) for p in prompts]
+                )
                 self._metrics.log(step, report.metrics)
                 phase.update(step, report.metrics)
                 await asyncio.sleep(0)
@@ -152,7 +156,11 @@ class SynchronousDriver:
         phase.update(step, metrics)
         if self._config.checkpoint.every and step % self._config.checkpoint.every == 0:
             await self._save()
-        if self._config.run.eval_every and step % self._config.run.eval_every == 0 and step < self._config.run.steps:
+        if (
+            self._config.run.eval_every
+            and step % self._config.run.eval_every == 0
+            and step < self._config.run.steps
+        ):
             phase.update(step, (await self._evaluate(f"step {step}")).metrics)
 
     async def _generate(self, step: int) -> list[Group]:
@@ -211,7 +219,9 @@ class SynchronousDriver:
         facts = await self._parts.trainer.load(newest)
         match facts:
             case {
-                "step": int(step), "weight_version": int(version), "stream": {"seed": int(seed), "cursor": int(cursor)}
+                "step": int(step),
+                "weight_version": int(version),
+                "stream": {"seed": int(seed), "cursor": int(cursor)},
             }:
                 self._step = self._saved_step = step
                 self._version = version - 1
@@ -221,7 +231,9 @@ class SynchronousDriver:
                 )
             case _:
                 raise UserError(
-                    "checkpoint", "the driver's part of the checkpoint is broken", str(newest),
+                    "checkpoint",
+                    "the driver's part of the checkpoint is broken",
+                    str(newest),
                     "remove this checkpoint and resume from the one before",
                 )
         await self._push()

@@ -38,7 +38,9 @@ class RunFolder:
         """Raises UserError when the folder holds something: no run writes over another."""
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise UserError(
-                "run-folder", "the run folder exists already", str(self.path),
+                "run-folder",
+                "the run folder exists already",
+                str(self.path),
                 'choose another run.folder, or go on with it by run.resume = "auto"',
             )
 
@@ -48,7 +50,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                "run-folder", f"the run folder can't be made ({error.strerror})", str(self.path),
+                "run-folder",
+                f"the run folder can't be made ({error.strerror})",
+                str(self.path),
                 "choose another run.folder",
             ) from error
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from onroute.core.engine import EngineCapabilities
-from onroute.core.errors import CheckError, UserError
-from onroute.core.samples import Group, Sample
-from onroute.data.validate import check_group
-from onroute.routing.validation import validate_trace
+from onroute.core.errors import UserError
+from onroute.core.samples import Group
+from onroute.data.intake import RouteShape, check_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,32 +24,18 @@ class Intake:
         """Raises UserError before the first rollout when the engine can't give what the run needs."""
         if self.needs_routes and not self.capabilities.returns_routes:
             raise UserError(
-                "engine-no-routes", f"the engine {self.capabilities.name!r} returns no routes",
-                'routing.replay = "rollout"', 'switch on its route capture, or set routing.replay = "off"',
+                "engine-no-routes",
+                f"the engine {self.capabilities.name!r} returns no routes",
+                'routing.replay = "rollout"',
+                'switch on its route capture, or set routing.replay = "off"',
             )
 
     def check(self, groups: Iterable[Group]) -> None:
         """Raises CheckError or UserError naming the sample that breaks a promise."""
-        for group in groups:
-            check_group(group, context_length=self.capabilities.context_length)
-            for sample in group.samples:
-                if self.needs_routes:
-                    self._check_route(sample)
-
-    def _check_route(self, sample: Sample) -> None:
-        if sample.routing is None:
-            raise CheckError(
-                "routing-missing", "the sample came without routes", f"sample {sample.id}",
-                "see that the engine captures routes for every request",
-            )
-        validate_trace(
-            sample.routing,
-            num_tokens=sample.num_tokens,
-            layers=self.capabilities.moe_layers,
-            num_experts=self.capabilities.num_experts,
-            top_k=self.capabilities.top_k,
-            sample_id=sample.id,
-            tokens=sample.tokens,
+        told = self.capabilities
+        shape = RouteShape(layers=told.moe_layers, num_experts=told.num_experts, top_k=told.top_k)
+        check_rollouts(
+            groups, context_length=told.context_length, routes=shape if self.needs_routes else None
         )
 
 

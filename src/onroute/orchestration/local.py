@@ -44,7 +44,9 @@ class LocalTrainer:
         for number, receipt in enumerate(receipts):
             if receipt != sent:
                 raise CheckError(
-                    "weights-receipt", f"the engine holds {receipt}, {sent} was sent", f"engine {number}",
+                    "weights-receipt",
+                    f"the engine holds {receipt}, {sent} was sent",
+                    f"engine {number}",
                     "restart the engine; it must not serve these weights",
                 )
         return {

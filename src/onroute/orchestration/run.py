@@ -60,7 +60,9 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
     with open_world(timeout_s=config.parallel.timeout_s, threads=config.run.threads) as world:
         if world.size > 1:
             raise UserError(
-                "run-ranks", f"{world.size} processes were started for a run in one process", "torchrun",
+                "run-ranks",
+                f"{world.size} processes were started for a run in one process",
+                "torchrun",
                 "train from recorded rollouts by python -m onroute.training, or start the run without torchrun",
             )
         parts = _build(config, world)
@@ -108,7 +110,11 @@ def build_environment(config: RunConfig) -> Environment:
 
 
 def _summarise(config: RunConfig, folder: RunFolder, outcome: Outcome) -> RunSummary:
-    stages = {name: outcome.evaluations[name] for name in ("before", "after_supervised", "after") if name in outcome.evaluations}
+    stages = {
+        name: outcome.evaluations[name]
+        for name in ("before", "after_supervised", "after")
+        if name in outcome.evaluations
+    }
     base = stages.get("after_supervised", stages.get("before"))
     lift = None
     if base is not None:

@@ -6,7 +6,7 @@ stands on a prompt or on padding can reach them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +75,9 @@ def assemble(
     )
 
 
-def split_by_sample(microbatch: Microbatch, samples: dict[int, Sample], values: Tensor) -> dict[int, NDArray[np.float32]]:
+def split_by_sample(
+    microbatch: Microbatch, samples: Mapping[int, Sample], values: Tensor
+) -> dict[int, NDArray[np.float32]]:
     """Values [n] of loss tokens back to the samples they belong to, by global index."""
     host = values.detach().float().cpu().numpy()
     counts = [len(_loss_positions(samples[span.sample])) for span in microbatch.batch.spans]

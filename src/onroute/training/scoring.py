@@ -28,7 +28,9 @@ def loss_token_log_probs(model: PreTrainedModel, microbatch: Microbatch, tempera
     return token_log_probs(predicting, microbatch.targets, temperature=temperature)
 
 
-def bound(session: ReplaySession | None, key: Hashable, microbatch: Microbatch) -> AbstractContextManager[None]:
+def bound(
+    session: ReplaySession | None, key: Hashable, microbatch: Microbatch
+) -> AbstractContextManager[None]:
     """The context in which one forward pass over `microbatch` is replayed; without a session, live."""
     if session is None:
         return nullcontext()

@@ -46,7 +46,9 @@ def save_state(
     world.together("saving a checkpoint", lambda: _publish(temporary, folder, world, facts))
 
 
-def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> dict[str, Json]:
+def load_state(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, world: World
+) -> dict[str, Json]:
     """Restore what `save_state` wrote into `model` and `optimizer`; the facts kept with it. A collective.
 
     Raises UserError on all ranks, with nothing changed, when the checkpoint is missing, incomplete,
@@ -153,7 +155,14 @@ class _PlainReader(FileSystemReader):
         try:
             with path.open("rb") as file:
                 metadata = _PlainUnpickler(file).load()
-        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError) as error:
+        except (
+            pickle.UnpicklingError,
+            EOFError,
+            AttributeError,
+            ImportError,
+            IndexError,
+            ValueError,
+        ) as error:
             raise _unusable(path.parent, f"the index .metadata is broken ({error})") from error
         if not isinstance(metadata, Metadata):
             raise _unusable(path.parent, "the index .metadata holds something else")

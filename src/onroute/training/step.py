@@ -107,7 +107,9 @@ class _StepSums:
     def metrics(self, prefix: str, *, with_engine: bool) -> dict[str, float]:
         """Plain numbers of the whole step: sums over ranks, means over loss tokens."""
         names = tuple(self._sums)
-        total = dict(zip(names, self._world.sum(torch.stack(list(self._sums.values()))).tolist(), strict=True))
+        total = dict(
+            zip(names, self._world.sum(torch.stack(list(self._sums.values()))).tolist(), strict=True)
+        )
         tokens = total.pop("tokens")
         padded, real = total.pop("padded_tokens"), total.pop("input_tokens")
         metrics = {

@@ -20,10 +20,10 @@ from onroute.core.batches import StepReport, TrainBatch
 from onroute.core.config.sections import RunConfig
 from onroute.core.errors import CheckError
 from onroute.core.samples import Json, Sample
+from onroute.models import packing
 from onroute.models.activation import enable_checkpointing
 from onroute.models.load import read_config
 from onroute.models.names import PublishedLayout
-from onroute.models.packing import require_packing
 from onroute.models.shard import load_sharded
 from onroute.models.world import World
 from onroute.routing.dense import refuse_dense
@@ -34,9 +34,6 @@ from onroute.training.routes import TrainerRoutes
 from onroute.training.scoring import score
 from onroute.training.state import load_state, save_state
 from onroute.training.step import StepInputs, optimizer_step
-
-PACKING_TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Nats by which a packed neighbour may move log-probs: the rounding of the compute type."""
 
 
 class Trainer:
@@ -59,7 +56,7 @@ class Trainer:
         )
         self.published = PublishedLayout(self.model)
         if config.data.layout == "packed":
-            require_packing(self.model, world.device, tolerance=PACKING_TOLERANCE[config.model.dtype])
+            packing.require_packing(self.model, world.device, tolerance=packing.TOLERANCE[config.model.dtype])
         self.routes = TrainerRoutes(self.model, world.device) if config.routing.replay != "off" else None
         if self.routes is not None and config.routing.start_check:
             self.routes.prove().require()
@@ -106,7 +103,8 @@ class Trainer:
             reports = [self._step(*pair) for pair in zip(steps, old, strict=True)]
         first = reports[0]
         return [
-            StepReport(stepped=first.stepped, metrics={**advantages.metrics, **first.metrics}), *reports[1:]
+            StepReport(stepped=first.stepped, metrics={**advantages.metrics, **first.metrics}),
+            *reports[1:],
         ]
 
     def supervise(self, batch: TrainBatch) -> StepReport:
@@ -115,7 +113,9 @@ class Trainer:
             self._supervised_optimizer = build_optimizer(
                 self.model, self._config.optimizer, lr=self._config.run.supervised_lr
             )
-        (microbatches,) = self._lay_out(batch, Advantages(values=np.zeros(batch.plan.num_samples), metrics={}))
+        (microbatches,) = self._lay_out(
+            batch, Advantages(values=np.zeros(batch.plan.num_samples), metrics={})
+        )
         return optimizer_step(
             StepInputs(
                 microbatches=microbatches,
@@ -140,7 +140,11 @@ class Trainer:
     def save(self, folder: Path, facts: dict[str, Json]) -> None:
         """Write a checkpoint that `load` restores bitwise on the same layout."""
         save_state(
-            folder, self.model, self._optimizer, self._world, {"trainer_steps": self._optimizer_steps, **facts}
+            folder,
+            self.model,
+            self._optimizer,
+            self._world,
+            {"trainer_steps": self._optimizer_steps, **facts},
         )
 
     def load(self, folder: Path) -> dict[str, Json]:
@@ -148,7 +152,9 @@ class Trainer:
         facts = load_state(folder, self.model, self._optimizer, self._world)
         steps = facts.pop("trainer_steps")
         if not isinstance(steps, int):
-            raise CheckError("checkpoint", f"trainer_steps is {steps!r}", str(folder), "choose another checkpoint")
+            raise CheckError(
+                "checkpoint", f"trainer_steps is {steps!r}", str(folder), "choose another checkpoint"
+            )
         self._optimizer_steps = steps
         return facts
 
