@@ -329,12 +329,19 @@ def test_an_offer_that_leaves_a_parameter_out_is_refused_by_name(
         run(engine.sample([make_request(4)]))
 
 
-def test_a_name_this_model_does_not_have_is_refused(
-    make_engine: MakeEngine, make_request: MakeRequest, publish: Callable[..., WeightOffer]
+def test_a_name_this_model_does_not_have_is_refused_and_the_offer_is_void(
+    make_engine: MakeEngine,
+    make_request: MakeRequest,
+    exchange: LocalExchange,
+    publish: Callable[..., WeightOffer],
 ) -> None:
-    engine = make_engine()
-    with pytest.raises(CheckError, match=r"unknown tensor.*model\.layers\.\d"):
-        run(engine.update_weights(publish(tiny_model("deepseek_v3"))))
+    engine, offer = make_engine(), publish(tiny_model("deepseek_v3"))
+    with pytest.raises(CheckError, match=r"unknown tensor.*model\.layers\.\d") as refusal:
+        run(engine.update_weights(offer))
+    # Also while the traceback is alive and holds the engine's end of the stream.
+    assert refusal.tb is not None
+    with pytest.raises(CheckError, match="weights-no-offer"):
+        next(exchange.receive(offer))
     with pytest.raises(CheckError, match="engine-weights-incomplete"):
         run(engine.sample([make_request(4)]))
 

@@ -121,6 +121,17 @@ def test_what_was_cut_is_never_drawn(row: dict[str, Any]) -> None:
     assert len(set(tokens)) > 5
 
 
+def test_a_sum_that_wobbles_by_rounding_draws_no_token_without_probability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A parallel sum may give 0.50000006 at the second token, whose probability is 0.
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_, **__: torch.tensor([[0.5, 0.50000006, 1.0]]))
+    logits = torch.tensor([0.5, 0.0, 0.5]).log()
+    tokens, log_probs = drawn(logits, [0.5])
+    assert tokens == [0]
+    assert log_probs == pytest.approx([math.log(0.5)])
+
+
 def test_bfloat16_logits_are_normalised_in_float32() -> None:
     logits = torch.randn(200, generator=torch.Generator().manual_seed(0)).bfloat16()
     tokens, log_probs = drawn(logits, [0.3])

@@ -12,7 +12,7 @@ import torch
 
 from onroute.core.config.sections import EngineConfig, ModelConfig
 from onroute.core.engine import EngineCapabilities
-from onroute.core.errors import CheckError, MachineError, UserError
+from onroute.core.errors import CheckError, MachineError
 from onroute.core.samples import Completion, SampleRequest
 from onroute.core.weights import WeightOffer, WeightReceipt
 from onroute.engines.batching import RequestQueue

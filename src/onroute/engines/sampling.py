@@ -101,11 +101,10 @@ def cut(probs_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
 def _inverse_cdf(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """The first token whose cumulated weight exceeds uniform x total -> int64 [B]."""
     cdf_BV = weights_BV.cumsum(dim=-1)
-    total_B = cdf_BV[:, -1]
-    # Rounding can make uniform x total equal to total, which no token exceeds.
-    target_B = torch.minimum(uniforms_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
-    tokens_B = torch.searchsorted(cdf_BV, target_B[:, None], right=True)[:, 0]
-    tokens_B = tokens_B.clamp(max=weights_BV.shape[-1] - 1)
+    # A float32 below 1 times total is below total in float32 too, so some token always exceeds it;
+    # the clamp is for NaN, which comes out as the log-prob.
+    target_B1 = uniforms_B[:, None] * cdf_BV[:, -1:]
+    tokens_B = torch.searchsorted(cdf_BV, target_B1, right=True)[:, 0].clamp(max=weights_BV.shape[-1] - 1)
     # A parallel cumulative sum may rise, by rounding, at a token of no weight; that one is never drawn.
     drawn_B = weights_BV.gather(-1, tokens_B[:, None])[:, 0]
     return torch.where(drawn_B > 0, tokens_B, weights_BV.argmax(dim=-1))

@@ -33,7 +33,8 @@ def enable_checkpointing(model: PreTrainedModel, context_fn: ContextFn) -> None:
                 type(model).__name__,
                 'set model.activation_checkpointing = "none"',
             )
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, context_fn=context_fn)
+        recompute = partial(checkpoint, use_reentrant=False, context_fn=context_fn)
+        object.__setattr__(layer, "_gradient_checkpointing_func", recompute)
         layer.gradient_checkpointing = True
 
 

@@ -33,7 +33,7 @@ def new_figure(
     gap: inches between two axes. margin: inches at the right, where the series' names stand.
     Raises `UserError` when matplotlib is not installed."""
     try:
-        from matplotlib.figure import Figure as MatplotlibFigure  # noqa: PLC0415 - an optional package
+        from matplotlib.figure import Figure as MatplotlibFigure
     except ImportError as error:
         raise UserError(
             "observability-missing-package",

@@ -107,7 +107,7 @@ class Phase:
 
     def spark(self) -> str:
         """The course of the first metric in `_CURVES`, as a row of bars."""
-        if len(self._curve) < 2:  # noqa: PLR2004 - one point is no course
+        if len(self._curve) < 2:
             return ""
         width = min(_SPARK_WIDTH, len(self._curve))
         edges = [round(i * len(self._curve) / width) for i in range(width + 1)]

@@ -63,7 +63,7 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
                 "run-ranks",
                 f"{world.size} processes were started for a run in one process",
                 "torchrun",
-                "train from recorded rollouts by python -m onroute.training, or start the run without torchrun",
+                "train from recorded rollouts by python -m onroute.training, or start it without torchrun",
             )
         parts = _build(config, world)
         folder.create()

@@ -130,7 +130,7 @@ def _require_close(metrics: Mapping[str, float], limit: float) -> None:
     if gap > limit:
         raise CheckError(
             "training-engine-gap",
-            f"log-probs of trainer and engine differ by {gap:.3g} nats per token on average, allowed are {limit:g}",
+            f"log-probs of trainer and engine differ by {gap:.3g} nats per token, allowed are {limit:g}",
             "before the optimizer step",
             "see that the engine took the last weights and uses engine.temperature; "
             "or raise algorithm.max_log_prob_gap",

@@ -16,7 +16,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path, *, resumed_from: int | None = None) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional package
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UserError(
                 "observability-missing-package",
