@@ -22,7 +22,7 @@ def full_metrics(step):
         "eval/accuracy_low": 0.4,
         "eval/accuracy_high": 0.6,
         "mismatch/k3": 1e-4,
-        "mismatch/abs_mean": 5e-3,
+        "mismatch/log_prob_abs_diff": 5e-3,
         "routing/agreement": 0.997,
         "routing/agreement_worst_layer": 0.99,
         "perf/tokens_per_s": 5000.0,

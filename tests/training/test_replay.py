@@ -156,8 +156,8 @@ def rerouted(sample: Sample, num_tokens: int) -> Sample:
 
 
 BROKEN = {
-    "routes of another sample": (lambda s: rerouted(s, s.num_tokens + 1), r"routing-.* rows for \d+ tokens"),
-    "no routes": (lambda s: replace(s, routing=None), r"routing-missing.*without routes.*sample s2"),
+    "routes of another sample": (lambda s: rerouted(s, s.num_tokens + 1), r"routing-missing.*8 route rows for \d+ tokens.*sample s2"),
+    "no routes": (lambda s: replace(s, routing=None), r"routing-missing.* 0 route rows for \d+ tokens.*sample s2"),
     "routes of a larger model": (
         lambda s: replace(s, routing=random_trace(s.num_tokens, layers=(0, 1, 2, 3), seed=9)),
         r"routing-trace-fit.*4 layers",

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from onroute.training.compare import Comparison
 
 _ROWS = (
-    ("k3", "k3 to the engine, nats/token"),
+    ("k3", "k3, nats per token"),
     ("log_prob_abs_diff", "mean |Δ log-prob|, nats"),
     ("log_prob_abs_diff_max", "max |Δ log-prob|, nats"),
     ("share_above_0.1", "share of tokens over 0.1"),
     ("share_above_1", "share of tokens over 1.0"),
-    ("trainer_perplexity", "perplexity under the trainer"),
+    ("trainer_perplexity", "trainer perplexity"),
     ("effective_sample_size", "effective sample size"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import as_file, files
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,10 +61,8 @@ def _with_own_folders(overrides: Sequence[str]) -> list[str]:
     given = dict(text.partition("=")[::2] for text in overrides)
     folder = given.get("--run.folder")
     if folder is None:
-        names = (f"runs/demo{number}" for number in ("", *map("-{}".format, count(2))))
-        folder = next(
-            name for name in names if not Path(name).exists() and not Path(f"{name}-model").exists()
-        )
+        names = chain(["runs/demo"], (f"runs/demo-{number}" for number in count(2)))
+        folder = next(n for n in names if not Path(n).exists() and not Path(f"{n}-model").exists())
     model = given.get("--model.path", f"{folder}-model")
     return [*overrides, f"--run.folder={folder}", f"--model.path={model}"]
 
@@ -78,7 +76,7 @@ def _print_json(summary: RunSummary, result: Comparison) -> None:
             "accuracy": {
                 "before": accuracy.get("before"),
                 "after_warmup": accuracy.get("after_supervised"),
-                "after_rl": accuracy["after"],
+                "after_rl": accuracy.get("after"),
             },
             "intervals": summary.accuracy,
             "lift": summary.lift,
@@ -106,10 +104,10 @@ def _print_tables(summary: RunSummary, result: Comparison, picture: Path) -> Non
     rows = [(labels[name], _interval(stage)) for name, stage in summary.accuracy.items()]
     if summary.lift is not None:
         rows.append(("gained by RL alone", _interval(summary.lift)))
-    print_table("Held-out problems solved, sampled (95 % interval)", ("", "accuracy"), rows)
+    print_table("Held-out accuracy, sampled", ("", "accuracy (95 % interval)"), rows)
     print_table(
         f"Trainer against engine on the same {len(result.engine_log_probs):,} tokens",
-        ("", "native routing", "replayed routing", "native / replayed"),
+        ("", "native", "replay", "native / replay"),
         list(comparison_rows(result))[:2],
     )
     seconds = summary.seconds

@@ -67,8 +67,8 @@ def check_sample(sample: Sample, *, context_length: int | None = None) -> None:
 def _check_arrays(sample: Sample) -> None:
     for name, dtype in TOKEN_DTYPES.items():
         array = getattr(sample, name)
-        if _kind(array) != (expected := f"{np.dtype(dtype)} of 1 dimension"):
-            what = f"{name} is {_kind(array)}, expected {expected}"
+        if not (isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == 1):
+            what = f"{name} is {_kind(array)}, expected {np.dtype(dtype)} of 1 dimension"
             raise _error(sample, "data-dtype", what, _FIX_ENVIRONMENT)
         if len(array) != sample.num_tokens:
             what = f"{name} has {len(array)} entries for {sample.num_tokens} tokens"

@@ -59,5 +59,5 @@ def check_completion(completion: Completion) -> None:
             "engine-log-probs",
             f"log-prob {completion.log_probs[position]} of token {completion.tokens[position]}",
             f"{where}, new token {position}",
-            "the model's logits are not finite; check the weights and try engine.dtype = \"float32\"",
+            'the model\'s logits are not finite; check the weights and try engine.dtype = "float32"',
         )

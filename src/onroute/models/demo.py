@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 CHARACTERS = "_$^ad=0123456789"
 """One token each: padding, end of answer, start of problem, the two directions, start of answer, digits."""
@@ -43,6 +44,7 @@ def build_demo_model(folder: Path, *, seed: int) -> int:
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, bos_token_id=None
     )
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -26,6 +26,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from onroute.core.errors import UserError
+from onroute.routing.dense import expects_routing
 
 Attention: TypeAlias = Literal["sdpa", "eager"]
 
@@ -81,7 +82,7 @@ def load_plain(
                 dtype=dtype,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # so that they are told by name, and refused here
-                **_kernels(attention, experts),
+                **_kernels(config, attention, experts),
                 **_FROM_FOLDER,
             )
         except Exception as error:  # whatever files written by others make transformers raise
@@ -98,7 +99,7 @@ def load_skeleton(path: Path, *, dtype: torch.dtype, attention: str, experts: st
     with torch.device("meta"):
         try:
             model = _auto_class(config).from_config(
-                config, dtype=dtype, trust_remote_code=False, **_kernels(attention, experts)
+                config, dtype=dtype, trust_remote_code=False, **_kernels(config, attention, experts)
             )
         except Exception as error:  # whatever a file written by others makes transformers raise
             raise _cannot_load(path, error) from error
@@ -205,8 +206,10 @@ def _auto_class(config: PreTrainedConfig) -> Any:
     return AutoModelForCausalLM if type(config) in known else AutoModelForImageTextToText
 
 
-def _kernels(attention: str, experts: str) -> dict[str, str]:
-    return {"attn_implementation": attention, "experts_implementation": experts}
+def _kernels(config: PreTrainedConfig, attention: str, experts: str) -> dict[str, str]:
+    kernels = {"attn_implementation": attention}
+    # Dense families refuse any value of a key that means nothing to them.
+    return {**kernels, "experts_implementation": experts} if expects_routing(config) else kernels
 
 
 def _cannot_load(path: Path, error: Exception) -> UserError:

@@ -6,6 +6,7 @@ their shards, and all buffers, by broadcast.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,16 +32,21 @@ class ShardUnit:
 
     name: str
     modules: tuple[nn.Module, ...]
+    float32: bool = False
+    """Computes in float32, whatever the others compute in."""
 
 
-def shard_units(model: PreTrainedModel) -> tuple[ShardUnit, ...]:
+def shard_units(model: PreTrainedModel, float32: Collection[str] = ()) -> tuple[ShardUnit, ...]:
     """One unit per decoder layer, the embeddings and the head on their own when they are not tied,
-    and what is left with the root, last. Tied embeddings stay in one unit: the root's.
+    and what is left with the root, last. Tied embeddings stay in one unit: the root's. Before them,
+    as they lie inside, a unit per module that owns one of the parameters named in `float32`.
 
     Raises UserError when no decoder layers are found.
     """
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in float32)
+    units = [ShardUnit(name, (model.get_submodule(name),), float32=True) for name in owners]
     layers = decoder_stack(model)
-    units = [ShardUnit(f"layers.{index}", (layer,)) for index, layer in enumerate(layers)]
+    units += [ShardUnit(f"layers.{index}", (layer,)) for index, layer in enumerate(layers)]
     embeddings = model.get_input_embeddings()
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is not None and head.weight is not embeddings.weight:
@@ -55,16 +61,20 @@ def load_sharded(path: Path, config: ModelConfig, world: World, *, reshard: bool
     Raises UserError on all ranks when the model can't be read on any.
     """
     kernels = {"attention": config.attention, "experts": config.experts}
+    dtype = COMPUTE_DTYPES[config.dtype]
 
-    def build() -> PreTrainedModel:
+    def build() -> tuple[PreTrainedModel, list[str]]:
         build_one = load_plain if world.rank == 0 else load_skeleton
-        return build_one(path, dtype=torch.float32, **kernels)
+        kept = [] if dtype == torch.float32 else _kept_in_float32(path, dtype, **kernels)
+        return build_one(path, dtype=torch.float32, **kernels), kept
 
-    model = world.together("loading the model", build)
+    model, kept = world.together("loading the model", build)
     weights = dict(model.state_dict()) if world.rank == 0 else {}
     buffers = dict(model.named_buffers()) if world.rank == 0 else {}
-    policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPES[config.dtype], reduce_dtype=torch.float32)
-    for unit in shard_units(model):
+    for unit in shard_units(model, kept):
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.float32 if unit.float32 else dtype, reduce_dtype=torch.float32
+        )
         target = unit.modules[0] if len(unit.modules) == 1 else list(unit.modules)
         fully_shard(target, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
     if world.rank == 0:
@@ -78,6 +88,12 @@ def load_sharded(path: Path, config: ModelConfig, world: World, *, reshard: bool
         _broadcast_buffers(model, buffers, world)
     _refuse_leftovers(model)
     return model
+
+
+def _kept_in_float32(path: Path, dtype: torch.dtype, *, attention: str, experts: str) -> list[str]:
+    """What the family keeps in float32 in a model of `dtype`, and an engine with it: routers, in some."""
+    model = load_skeleton(path, dtype=dtype, attention=attention, experts=experts)
+    return [name for name, parameter in model.named_parameters() if parameter.dtype == torch.float32]
 
 
 def _broadcast_buffers(model: PreTrainedModel, buffers: dict[str, torch.Tensor], world: World) -> None:

@@ -98,7 +98,7 @@ def _draw_accuracy(axes: Axes, rows: Sequence[MetricRow], accuracy: Series) -> N
 
 
 def _plot_mismatch(rows: Sequence[MetricRow], path: Path) -> Path | None:
-    wanted = (("mismatch/k3", "k3", style.BLUE), ("mismatch/abs_mean", "mean |Δ|", style.ORANGE))
+    wanted = (("mismatch/k3", "k3", style.BLUE), ("mismatch/log_prob_abs_diff", "mean |Δ|", style.ORANGE))
     found = [(_positive(series(rows, name)), label, color) for name, label, color in wanted]
     found = [(points, label, color) for points, label, color in found if len(points)]
     if not found:

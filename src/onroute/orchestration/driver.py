@@ -77,8 +77,12 @@ class SynchronousDriver:
         engine = self._parts.engine
         try:
             capabilities = await engine.capabilities()
-            intake = Intake(capabilities=capabilities, needs_routes=self._config.routing.replay == "rollout")
-            intake.require_routes()
+            intake = Intake(
+                capabilities=capabilities,
+                needs_routes=self._config.routing.replay == "rollout",
+                temperature=self._config.engine.temperature,
+            )
+            intake.require()
             if not await self._resume():
                 await self._begin()
             await self._learn(intake)
@@ -124,6 +128,7 @@ class SynchronousDriver:
     async def _learn(self, intake: Intake) -> None:
         begun = time.monotonic()
         run = self._config.run
+        self._spans.take()
         with self._progress.phase("RL", total=run.steps, start=self._step) as phase:
             while self._step < run.steps:
                 await self._one_step(intake, phase)
@@ -161,7 +166,8 @@ class SynchronousDriver:
             and step % self._config.run.eval_every == 0
             and step < self._config.run.steps
         ):
-            phase.update(step, (await self._evaluate(f"step {step}")).metrics)
+            evaluation = await self._evaluate(f"step {step}")
+            phase.update(step, evaluation.metrics if evaluation is not None else {})
 
     async def _generate(self, step: int) -> list[Group]:
         """All rollouts of a step, started together so that the engine sees them as one batch."""
@@ -177,7 +183,10 @@ class SynchronousDriver:
         self._version += 1
         return await self._parts.trainer.push([self._parts.engine], self._version)
 
-    async def _evaluate(self, stage: str) -> Evaluation:
+    async def _evaluate(self, stage: str) -> Evaluation | None:
+        """Held-out accuracy under the current weights; None when the run asks for no held-out problem."""
+        if self._config.run.eval_prompts == 0:
+            return None
         with self._spans.span("evaluate"):
             result = await evaluate(
                 self._config, self._parts.environment, self._parts.engine, sampling=self._sampling

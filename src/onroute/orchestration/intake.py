@@ -19,9 +19,17 @@ class Intake:
 
     capabilities: EngineCapabilities
     needs_routes: bool
+    temperature: float
 
-    def require_routes(self) -> None:
+    def require(self) -> None:
         """Raises UserError before the first rollout when the engine can't give what the run needs."""
+        if self.temperature != 1.0 and not self.capabilities.tempered_log_probs:
+            raise UserError(
+                "engine-log-probs",
+                f"the engine {self.capabilities.name!r} returns log-probs before temperature",
+                f"engine.temperature = {self.temperature:g}",
+                "ask it for processed log-probs, or set engine.temperature = 1.0",
+            )
         if self.needs_routes and not self.capabilities.returns_routes:
             raise UserError(
                 "engine-no-routes",

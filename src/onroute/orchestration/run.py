@@ -23,7 +23,7 @@ from onroute.observability.metrics import open_metrics
 from onroute.observability.plots import plot_run
 from onroute.observability.progress import Progress
 from onroute.orchestration.driver import Outcome, Parts, SynchronousDriver
-from onroute.orchestration.folder import RunFolder
+from onroute.orchestration.folder import RunFolder, numbered
 from onroute.orchestration.local import LocalTrainer
 from onroute.training.trainer import Trainer
 from onroute.weights.local import LocalExchange
@@ -68,7 +68,9 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
         parts = _build(config, world)
         folder.create()
         folder.write(folder.config, dump_toml(config))
-        with open_metrics(folder.path, config.tracking.trackers) as metrics, progress:
+        kept = max(numbered(folder.checkpoints), default=None) if config.run.resume == "auto" else None
+        trackers = config.tracking.trackers
+        with open_metrics(folder.path, trackers, resumed_from=kept) as metrics, progress:
             driver = SynchronousDriver(config, parts, folder, metrics=metrics, progress=progress)
             outcome = asyncio.run(driver.run())
     summary = _summarise(config, folder, outcome)
@@ -117,7 +119,7 @@ def _summarise(config: RunConfig, folder: RunFolder, outcome: Outcome) -> RunSum
     }
     base = stages.get("after_supervised", stages.get("before"))
     lift = None
-    if base is not None:
+    if base is not None and "after" in stages:
         seed = seed_for(config.run.seed, "lift")
         lift = bootstrap_difference(stages["after"].accuracy, base.accuracy, seed=seed)
     return RunSummary(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from onroute.core.errors import CheckError
+from onroute.core.routing import RoutingTrace
 from onroute.core.samples import Sample
 from onroute.models.activation import checkpointing
 from onroute.routing.discovery import discover
@@ -45,12 +47,28 @@ class TrainerRoutes:
     def checkpointing(self, enabled: bool) -> AbstractContextManager[None]:
         return checkpointing(self._model, self.session.context_fn, enabled=enabled)
 
+    def require(self, samples: Mapping[int, Sample]) -> None:
+        """Raises CheckError unless every sample brought routes of its own length for these routers."""
+        for sample in samples.values():
+            rows = 0 if sample.routing is None else sample.routing.num_tokens
+            if rows != sample.num_tokens:
+                raise CheckError(
+                    "routing-missing",
+                    f"{rows} route rows for {sample.num_tokens} tokens",
+                    f"sample {sample.id}",
+                    "see that the engine captures routes, and keep them with the sample they belong to",
+                )
+        self.session.load(_traces(samples))
+
     @contextmanager
     def replaying(self, samples: Mapping[int, Sample]) -> Iterator[None]:
         """Replay the routes of `samples` in the body; nothing of them is left afterwards."""
-        traces = {index: sample.routing for index, sample in samples.items() if sample.routing is not None}
-        with self.session.holding(traces), self.hooks.using(self.session):
+        with self.session.holding(_traces(samples)), self.hooks.using(self.session):
             yield
+
+
+def _traces(samples: Mapping[int, Sample]) -> dict[int, RoutingTrace]:
+    return {index: sample.routing for index, sample in samples.items() if sample.routing is not None}
 
 
 def probe_logits(model: PreTrainedModel, device: torch.device) -> Tensor:

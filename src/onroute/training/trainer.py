@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +89,8 @@ class Trainer:
         With several steps the old policy's log-probs are scored before the first one; with one step
         the training pass itself yields the same numbers.
 
-        Raises CheckError, on every rank and before the optimizer moves, when replay fell short, when
-        engine and trainer disagree beyond `algorithm.max_log_prob_gap`, or when too many steps in a
+        Raises CheckError, on every rank and before the optimizer moves, when a sample's routes are missing
+        or not its own, when replay fell short, when engine and trainer disagree beyond `algorithm.max_log_prob_gap`, or when too many steps in a
         row were not finite.
         """
         advantages = self._advantages(batch)
@@ -222,7 +223,11 @@ class Trainer:
         )
 
     def _replaying(self, samples: Mapping[int, Sample]) -> AbstractContextManager[None]:
-        return self.routes.replaying(samples) if self.routes is not None else nullcontext()
+        if self.routes is None:
+            return nullcontext()
+        # Together: a rank that refuses its routes must not leave the others in the forward pass.
+        self._world.together("taking the routes of a batch", partial(self.routes.require, samples))
+        return self.routes.replaying(samples)
 
     def _settle(self, *, recompute: bool) -> dict[str, float]:
         if self.routes is None:
