@@ -86,7 +86,7 @@ def load_sharded(path: Path, config: ModelConfig, world: World, *, reshard: bool
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(model, weights, options=options)
         _broadcast_buffers(model, buffers, world)
-    _refuse_leftovers(model)
+    world.together("checking the model", lambda: _refuse_leftovers(model))
     return model
 
 
