@@ -12,7 +12,7 @@ from onroute.models import packing
 from onroute.models.load import best_attention, read_config
 from onroute.models.shard import load_sharded
 from onroute.models.world import World
-from onroute.routing.dense import refuse_dense
+from onroute.routing.dense import expects_routing
 from onroute.routing.selfcheck import SelfCheckReport
 from onroute.training.routes import TrainerRoutes
 
@@ -43,13 +43,15 @@ def check_model(path: Path, world: World) -> ModelCheck:
     model = load_sharded(path, config, world, reshard=True)
     refusal = packing.packing_refusal(model, world.device, tolerance=packing.TOLERANCE["float32"])
     report = None
-    try:
-        refuse_dense(model.config)
-        report = TrainerRoutes(model, world.device).prove()
-        report.require()
-        reason = ""
-    except OnrouteError as error:
-        reason = f"{error.what}; {error.where}"
+    reason = ""
+    if expects_routing(model.config):
+        try:
+            report = TrainerRoutes(model, world.device).prove()
+            report.require()
+        except OnrouteError as error:
+            reason = f"{error.what}; {error.where}"
+    else:
+        reason = "a dense model: it has no routed experts to replay"
     return ModelCheck(
         model_type=model_type,
         attention=attention,

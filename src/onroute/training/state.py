@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from onroute.core.errors import UserError
+from onroute.core.errors import MachineError, UserError
 from onroute.core.samples import Json
 from onroute.models.world import World
 
@@ -36,13 +37,24 @@ def save_state(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, facts: dict[str, Json]
 ) -> None:
     """Write a checkpoint to `folder`, replacing one that is there. `facts` are plain values kept
-    beside the tensors. A collective."""
+    beside the tensors. A collective.
+
+    Raises MachineError on all ranks when it can't be written; a checkpoint that was there is untouched.
+    """
     temporary = folder.with_name(f".{folder.name}.writing")
     world.together("saving a checkpoint", lambda: _prepare(temporary, world))
     optimizer.zero_grad(set_to_none=True)
     state = _state(model, optimizer)
     state[f"rng/{world.rank}"] = torch.get_rng_state()
-    save(state, storage_writer=FileSystemWriter(temporary, sync_files=True))
+    try:
+        save(state, storage_writer=FileSystemWriter(temporary, sync_files=True))
+    except CheckpointException as error:  # torch raises it on all ranks
+        raise MachineError(
+            "checkpoint-write",
+            f"the checkpoint can't be written: {_first_cause(error)}",
+            str(temporary),
+            "see that the disk has room; the checkpoint before it is still whole",
+        ) from error
     world.together("saving a checkpoint", lambda: _publish(temporary, folder, world, facts))
 
 
@@ -62,8 +74,11 @@ def load_state(
     own_rng = f"rng/{world.rank}"
     if world.rank < saved_ranks:
         state[own_rng] = torch.get_rng_state()
-    world.together("loading a checkpoint", lambda: _require_same_keys(reader.read_metadata(), state, folder))
-    load(state, storage_reader=reader)
+    world.together("loading a checkpoint", lambda: _require_same_tensors(reader.read_metadata(), state, folder))
+    try:
+        load(state, storage_reader=reader)
+    except CheckpointException as error:
+        raise _unusable(folder, f"its tensors can't be read: {_first_cause(error)}") from error
     _, optimizer_state = get_state_dict(model, optimizer)
     optimizer_state["state"] = state["optimizer"]
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=optimizer_state)
@@ -95,10 +110,26 @@ def read_marker(folder: Path) -> dict[str, Any]:
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    # Also gives a fresh optimizer its (zero) moments; without them a load would drop the saved ones.
     # The parameter groups hold settings of the run file, not state; leaving them out leaves tensors only.
+    _fill_moments(optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state["state"]}
+
+
+def _fill_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Give every parameter that has not been stepped yet the state AdamW would begin with.
+
+    Without it a load into a fresh optimizer would drop the saved moments. torch fills it by a step of
+    its own, which counts and so changes the bias correction of the first real one.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter] |= {
+                    "step": torch.zeros((), dtype=torch.float32),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
 
 
 def _prepare(temporary: Path, world: World) -> None:
@@ -130,17 +161,24 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _require_same_keys(metadata: Metadata, state: dict[str, Any], folder: Path) -> None:
+def _require_same_tensors(metadata: Metadata, state: dict[str, Any], folder: Path) -> None:
+    flat, _ = flatten_state_dict(state)
     saved = {key for key in metadata.state_dict_metadata if not key.startswith("rng/")}
-    wanted = {key for key in _flat_keys(state) if not key.startswith("rng/")}
+    wanted = {key for key in flat if not key.startswith("rng/")}
     if saved != wanted:
         missing, extra = sorted(wanted - saved)[:5], sorted(saved - wanted)[:5]
         raise _unusable(folder, f"checkpoint of another model (missing {missing}, extra {extra})")
+    for key, tensor in flat.items():
+        size = getattr(metadata.state_dict_metadata.get(key), "size", None)
+        if size != tensor.shape:
+            sizes = f"{key} is {list(size or ())}, here {list(tensor.shape)}"
+            raise _unusable(folder, f"checkpoint of another model ({sizes})")
 
 
-def _flat_keys(state: dict[str, Any]) -> set[str]:
-    flat, _ = flatten_state_dict(state)
-    return set(flat)
+def _first_cause(error: CheckpointException) -> str:
+    rank, (cause, _) = next(iter(error.failures.items()))
+    words = str(cause).splitlines() or [""]
+    return f"{type(cause).__name__}: {words[0]} (rank {rank})"
 
 
 def _unusable(folder: Path, what: str) -> UserError:
@@ -162,6 +200,7 @@ class _PlainReader(FileSystemReader):
             ImportError,
             IndexError,
             ValueError,
+            OSError,
         ) as error:
             raise _unusable(path.parent, f"the index .metadata is broken ({error})") from error
         if not isinstance(metadata, Metadata):

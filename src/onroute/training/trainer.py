@@ -89,9 +89,9 @@ class Trainer:
         With several steps the old policy's log-probs are scored before the first one; with one step
         the training pass itself yields the same numbers.
 
-        Raises CheckError, on every rank and before the optimizer moves, when a sample's routes are missing
-        or not its own, when replay fell short, when engine and trainer disagree beyond `algorithm.max_log_prob_gap`, or when too many steps in a
-        row were not finite.
+        Raises CheckError, on every rank and before the optimizer moves, when a sample brought no fitting
+        routes, when replay fell short, when engine and trainer disagree beyond
+        `algorithm.max_log_prob_gap`, or when too many steps in a row were not finite.
         """
         advantages = self._advantages(batch)
         steps = self._lay_out(batch, advantages)
@@ -151,7 +151,7 @@ class Trainer:
     def load(self, folder: Path) -> dict[str, Json]:
         """Restore a checkpoint; the facts saved with it. Raises UserError when it can't be used."""
         facts = load_state(folder, self.model, self._optimizer, self._world)
-        steps = facts.pop("trainer_steps")
+        steps = facts.pop("trainer_steps", None)
         if not isinstance(steps, int):
             raise CheckError(
                 "checkpoint", f"trainer_steps is {steps!r}", str(folder), "choose another checkpoint"
