@@ -13,11 +13,12 @@ from onroute.core.config.load import dump_toml
 from onroute.core.config.sections import RunConfig
 from onroute.core.environment import Environment
 from onroute.core.errors import UserError
+from onroute.core.samples import Prompt
 from onroute.core.seeds import seed_for
 from onroute.engines.catalog import ENGINES
 from onroute.environments.catalog import ENVIRONMENTS
 from onroute.environments.codec import HuggingFaceCodec
-from onroute.models.load import load_tokenizer, read_config, stop_token_ids
+from onroute.models.load import context_length, load_tokenizer, read_config, stop_token_ids
 from onroute.models.world import World, open_world
 from onroute.observability.metrics import open_metrics
 from onroute.observability.plots import plot_run
@@ -81,9 +82,8 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
 def _build(config: RunConfig, world: World) -> Parts:
     """Trainer, engine and environment of this process; the small and likely mistakes come first."""
     path = Path(config.model.path)
-    read_config(path)
     environment = build_environment(config)
-    environment.prompt("train", 0)
+    _require_room(environment.prompt("train", 0), config, context_length(read_config(path)))
     exchange = LocalExchange(config.engine.push_bucket_mib << 20)
     trainer = Trainer(config, world, total_steps=config.run.steps * config.data.optimizer_steps)
     engine = ENGINES[config.engine.name].load()(
@@ -94,6 +94,18 @@ def _build(config: RunConfig, world: World) -> Parts:
         device=world.device,
     )
     return Parts(trainer=LocalTrainer(trainer, config, exchange), engine=engine, environment=environment)
+
+
+def _require_room(prompt: Prompt, config: RunConfig, limit: int) -> None:
+    """Raises UserError when a first prompt and its longest response do not fit the model's context."""
+    length, new = len(prompt.tokens), config.engine.max_new_tokens
+    if length + new > limit:
+        raise UserError(
+            "run-context",
+            f"a prompt of {length} tokens and a response of {new} exceed the context of {limit}",
+            f"prompt {prompt.id}",
+            "lower engine.max_new_tokens or choose shorter prompts",
+        )
 
 
 def build_environment(config: RunConfig) -> Environment:
