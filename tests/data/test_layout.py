@@ -5,8 +5,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from onroute.core.errors import CheckError
-from onroute.data.layout import IGNORED, lay_out, per_sample, sample_field, targets, token_field
+from onroute.data.layout import lay_out
 from tests.data.builders import make_sample
 
 
@@ -44,65 +43,20 @@ def test_no_samples_give_one_dummy_token(layout):
     batch = lay_out([], layout, "cpu", row_multiple=8)
     assert batch.input_ids.tolist() == batch.position_ids.tolist() == [[0]]
     assert (batch.attention_mask.tolist() == [[1]]) if layout == "rows" else (batch.attention_mask is None)
-    assert batch.spans == () and per_sample(batch, torch.ones(1, 1)) == {}
-    assert targets(batch).tolist() == [[IGNORED]]
-    assert token_field(batch, {}, False, torch.bool).tolist() == [[False]]
+    assert batch.spans == ()
 
 
 def test_an_end_token_equal_to_the_padding_stays_a_token():
     ends = sample_of(5, 6, 0)
     batch = lay_out([(0, ends), (1, sample_of(1, 2, 3, 4, 5))], "rows", "cpu")
     assert batch.attention_mask[0].tolist() == [1, 1, 1, 0, 0]
-    assert targets(batch)[0].tolist() == [IGNORED, 6, 0, IGNORED, IGNORED]
-    loss_masks = {0: ends.loss_mask, 1: np.zeros(5, dtype=np.bool_)}
-    assert token_field(batch, loss_masks, False, torch.bool)[0].tolist() == [False, True, True, False, False]
-
-
-def test_the_first_token_of_a_sample_has_no_target():
-    batch = lay_out([(0, A), (1, B)], "packed", "cpu", row_multiple=4)
-    assert targets(batch).tolist() == [[IGNORED, 6, 7, IGNORED, 9, IGNORED, IGNORED, IGNORED]]
+    assert [(s.offset, s.length) for s in batch.spans] == [(0, 3), (5, 5)]
 
 
 def test_token_ids_and_positions_are_int64():
     for layout in ("rows", "packed"):
         batch = lay_out([(0, A), (1, B)], layout, "cpu")
-        assert batch.input_ids.dtype == batch.position_ids.dtype == targets(batch).dtype == torch.int64
-
-
-@pytest.mark.parametrize("layout", ["rows", "packed"])
-def test_values_per_token_go_out_and_come_back(layout):
-    batch = lay_out([(4, A), (1, B)], layout, "cpu", row_multiple=4)
-    values = {4: np.array([1, 2, 3], dtype=np.float32), 1: np.array([4, 5], dtype=np.float32)}
-    field = token_field(batch, values, -1.0, torch.float32)
-    assert field.shape == batch.input_ids.shape and (field == -1).sum() == 3
-    back = per_sample(batch, field)
-    assert {k: v.tolist() for k, v in back.items()} == {k: v.tolist() for k, v in values.items()}
-    back[4][0] = 99
-    assert field.reshape(-1)[0] == 1
-
-
-def test_a_value_per_sample_is_spread_over_its_tokens():
-    batch = lay_out([(2, A), (0, B)], "packed", "cpu", row_multiple=8)
-    field = sample_field(batch, np.array([0.5, 7.0, -1.0]), 0.0, torch.float32)
-    assert field.tolist() == [[-1, -1, -1, 0.5, 0.5, 0, 0, 0]]
-
-
-def test_bfloat16_comes_back_as_float32():
-    batch = lay_out([(0, A)], "rows", "cpu")
-    assert per_sample(batch, torch.ones(1, 3, dtype=torch.bfloat16))[0].dtype == np.float32
-
-
-def test_read_only_arrays_are_taken():
-    values = np.arange(3, dtype=np.float64)
-    values.flags.writeable = False
-    field = token_field(lay_out([(0, A)], "rows", "cpu"), {0: values}, 0.0, torch.float32)
-    assert field.tolist() == [[0, 1, 2]]
-
-
-@pytest.mark.parametrize("values", [{}, {0: np.zeros(2)}, {0: np.zeros((3, 1))}])
-def test_values_that_do_not_fit_the_sample_are_refused(values):
-    with pytest.raises(CheckError, match="for 3 tokens; sample 0"):
-        token_field(lay_out([(0, A)], "rows", "cpu"), values, 0.0, torch.float32)
+        assert batch.input_ids.dtype == batch.position_ids.dtype == torch.int64
 
 
 def test_rows_packed_and_single_samples_give_a_stock_model_the_same_logits():

@@ -1,27 +1,22 @@
-"""Samples into the tensors of one microbatch, and values per token to and fro.
+"""Samples into the tensors of one microbatch.
 
-Legend: B rows, S columns, T tokens of one sample. Every tensor [B, S] here is aligned with the
-tokens: an entry belongs to the token at its own position.
+Legend: B rows, S columns, T tokens of one sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from onroute.core.batches import Layout, PackedBatch, TokenSpan
-from onroute.core.errors import CheckError
 from onroute.core.samples import Sample
 from onroute.data.plan import round_up
 
 PAD_ID = 0
 """Any id of the vocabulary would do: what is padding is told by lengths, never by an id."""
-
-IGNORED = -100
 
 
 def lay_out(
@@ -59,59 +54,6 @@ def lay_out(
         attention_mask=None if mask is None else torch.from_numpy(mask).to(device),
         spans=spans,
     )
-
-
-def targets(batch: PackedBatch) -> torch.Tensor:
-    """int64 [B, S]: the id of each token that the model predicts, `IGNORED` elsewhere.
-
-    The token at column s is predicted by the logits at column s - 1 of its row, the first token of
-    a sample and padding by none:
-    `log_probs[:, 1:] = token_log_probs(logits[:, :-1], targets[:, 1:], ...)`.
-    """
-    predicted = np.zeros(batch.input_ids.numel(), dtype=np.bool_)
-    for span in batch.spans:
-        predicted[span.offset + 1 : span.offset + span.length] = True
-    mask = torch.from_numpy(predicted).view_as(batch.input_ids).to(batch.input_ids.device)
-    return torch.where(mask, batch.input_ids, IGNORED)
-
-
-def token_field(
-    batch: PackedBatch, values: Mapping[int, NDArray[Any]], fill: float | bool, dtype: torch.dtype
-) -> torch.Tensor:
-    """Arrays [T] by sample index to a tensor [B, S] on the batch's device; `fill` outside samples.
-
-    Raises:
-        CheckError: a sample's array is missing or has another length than the sample.
-    """
-    flat = torch.full((batch.input_ids.numel(),), fill, dtype=dtype)
-    for span in batch.spans:
-        array = values.get(span.sample)
-        if array is None or array.shape != (span.length,):
-            raise CheckError(
-                "data-token-field",
-                f"values {None if array is None else list(array.shape)} for {span.length} tokens",
-                f"sample {span.sample} of the batch",
-                "give one value per token of the sample, prompt included",
-            )
-        flat[span.offset : span.offset + span.length] = torch.tensor(array, dtype=dtype)
-    return flat.view_as(batch.input_ids).to(batch.input_ids.device)
-
-
-def sample_field(
-    batch: PackedBatch, values: NDArray[Any], fill: float | bool, dtype: torch.dtype
-) -> torch.Tensor:
-    """One value per sample, [num_samples] by global index, to a tensor [B, S]: every token of a sample
-    gets its value, `fill` outside samples."""
-    spread = {span.sample: np.full(span.length, values[span.sample]) for span in batch.spans}
-    return token_field(batch, spread, fill, dtype)
-
-
-def per_sample(batch: PackedBatch, values: torch.Tensor) -> dict[int, NDArray[Any]]:
-    """A tensor [B, S] back to arrays [T] by sample index, in one transfer. bfloat16 becomes float32,
-    which numpy has."""
-    host = values.detach().reshape(-1).to("cpu")
-    flat = (host.float() if host.dtype == torch.bfloat16 else host).numpy()
-    return {span.sample: flat[span.offset : span.offset + span.length].copy() for span in batch.spans}
 
 
 def _rows(

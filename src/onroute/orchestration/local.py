@@ -9,13 +9,13 @@ from pathlib import Path
 from onroute.core.batches import StepReport, TrainBatch
 from onroute.core.config.sections import RunConfig
 from onroute.core.engine import Engine
-from onroute.core.errors import CheckError
 from onroute.core.samples import Group, Json, Sample
 from onroute.core.weights import WeightVersion
 from onroute.data.batch import flatten, train_batch
 from onroute.data.plan import plan_batch
 from onroute.training.export import export_model
 from onroute.training.trainer import Trainer
+from onroute.weights.checksum import check_receipt
 from onroute.weights.local import LocalExchange
 
 
@@ -42,13 +42,7 @@ class LocalTrainer:
         finally:
             self._exchange.withdraw(offer)
         for number, receipt in enumerate(receipts):
-            if receipt != sent:
-                raise CheckError(
-                    "weights-receipt",
-                    f"the engine holds {receipt}, {sent} was sent",
-                    f"engine {number}",
-                    "restart the engine; it must not serve these weights",
-                )
+            check_receipt(sent, receipt, engine=str(number))
         return {
             "push/bytes": float(sent.num_bytes),
             "push/tensors": float(sent.num_tensors),
