@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -16,6 +16,8 @@ from onroute.routing.discovery import decoder_stack
 
 ContextFn: TypeAlias = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 """Called in a layer's forward pass; gives the context of that pass and the context of its recompute."""
+
+_FUNCTION: Final = "_gradient_checkpointing_func"
 
 
 def enable_checkpointing(model: PreTrainedModel, context_fn: ContextFn) -> None:
@@ -47,8 +49,12 @@ def disable_checkpointing(model: PreTrainedModel) -> None:
 
 @contextmanager
 def checkpointing(model: PreTrainedModel, context_fn: ContextFn, *, enabled: bool) -> Iterator[None]:
-    """Checkpointing switched for the body, for probes that compare both ways."""
-    before = {layer: getattr(layer, "gradient_checkpointing", False) for layer in decoder_stack(model)}
+    """Checkpointing switched for the body, for probes that compare both ways.
+
+    Afterwards each layer is as before, its own contexts included.
+    """
+    layers = [layer for layer in decoder_stack(model) if isinstance(layer, GradientCheckpointingLayer)]
+    before = [(layer.gradient_checkpointing, vars(layer).get(_FUNCTION)) for layer in layers]
     try:
         if enabled:
             enable_checkpointing(model, context_fn)
@@ -56,6 +62,6 @@ def checkpointing(model: PreTrainedModel, context_fn: ContextFn, *, enabled: boo
             disable_checkpointing(model)
         yield
     finally:
-        for layer, value in before.items():
-            if isinstance(layer, GradientCheckpointingLayer):
-                layer.gradient_checkpointing = value
+        for layer, (switched_on, function) in zip(layers, before, strict=True):
+            layer.gradient_checkpointing = switched_on
+            setattr(layer, _FUNCTION, function)
