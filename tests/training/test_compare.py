@@ -35,7 +35,10 @@ def sample_with(path: Path, dtype: str) -> list[Group]:
     prompts = [rng.integers(3, 128, 6).astype(np.int32) for _ in range(NUM_SAMPLES // 2)]
     requests = [
         SampleRequest(
-            id=f"s{i}", prompt_tokens=prompts[i // 2], sampling=SamplingParams(max_new_tokens=NEW_TOKENS), seed=i
+            id=f"s{i}",
+            prompt_tokens=prompts[i // 2],
+            sampling=SamplingParams(max_new_tokens=NEW_TOKENS),
+            seed=i,
         )
         for i in range(NUM_SAMPLES)
     ]
@@ -98,9 +101,7 @@ def test_replay_is_compared_also_for_a_run_that_trained_without_it(moe: Path, wo
     assert found.replay["k3"] < found.native["k3"]
 
 
-def test_rollouts_without_routes_and_dense_models_are_refused(
-    moe: Path, folder_of: FolderOf, world: World
-):
+def test_rollouts_without_routes_and_dense_models_are_refused(moe: Path, folder_of: FolderOf, world: World):
     (first, *others) = sample_with(moe, "float32")
     bare = replace(first, samples=tuple(replace(s, routing=None) for s in first.samples))
     with pytest.raises(UserError, match=r"compare-no-routes.*step 3, sample s0"):

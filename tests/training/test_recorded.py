@@ -23,6 +23,8 @@ RUN = """
 path = "{model}"
 dtype = "float32"
 experts = "eager"
+[engine]
+max_new_tokens = 8
 [environment]
 name = "reasoning_gym"
 options = {{ task = "number_sorting" }}
@@ -85,7 +87,13 @@ def test_one_process_and_two_ranks_print_the_same_losses(
     two, last = numbers(done.stdout)
     assert (last["optimizer_steps"], last["ranks"]) == (4, 2)
     for found, expected in zip(two, one, strict=True):
-        for name in ("train/loss", "train/grad_norm", "train/loss_tokens", "mismatch/k3", "routing/agreement"):
+        for name in (
+            "train/loss",
+            "train/grad_norm",
+            "train/loss_tokens",
+            "mismatch/k3",
+            "routing/agreement",
+        ):
             assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
 
 
@@ -107,18 +115,18 @@ def all_zero(sample: Sample) -> Sample:
 
 
 BAD = {
-    "routes of zeros": (all_zero, 3, "[routing-all-zero] engine returned all-zero routes for 3/3 layers"),
-    "no routes": (lambda s: replace(s, routing=None), 3, "[routing-missing]"),
+    "routes of zeros": (all_zero, "[routing-all-zero] engine returned all-zero routes for 3/3 layers"),
+    "no routes": (lambda s: replace(s, routing=None), "[routing-missing]"),
 }
 
 
-@pytest.mark.parametrize(("spoil", "code", "words"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("spoil", "words"), BAD.values(), ids=BAD)
 def test_bad_rollouts_end_the_run_before_any_step(
-    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil, code: int, words: str
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil, words: str
 ):
     samples = make_samples()
     folder = record(tmp_path / "bad", [[*samples[:4], spoil(samples[4]), samples[5]]])
-    assert main([str(run_file), "--rollouts", str(folder)]) == code
+    assert main([str(run_file), "--rollouts", str(folder)]) == 3
     out, err = capsys.readouterr()
     assert out == ""
     assert words in err
@@ -137,7 +145,7 @@ def test_a_step_that_is_not_finite_is_still_a_line_of_json(
     run_file: Path, rollouts: Path, capsys: pytest.CaptureFixture[str]
 ):
     # A learning rate that throws the weights out of range: what follows is not finite, and is skipped.
-    arguments = [str(run_file), "--rollouts", str(rollouts), "--optimizer.lr=1e38"]
+    arguments = [str(run_file), "--rollouts", str(rollouts), "--optimizer.lr=1e30"]
     code = main([*arguments, "--optimizer.max_nonfinite_steps=9"])
     lines = capsys.readouterr().out.splitlines()
 

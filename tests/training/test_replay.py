@@ -56,7 +56,9 @@ def test_checkpointing_leaves_loss_and_gradients_as_they_are(moe: Path, world: W
     assert_same(plain_parameters, full_parameters)
 
 
-def chosen_experts(trainer: Trainer, samples: Sequence[Sample], config: RunConfig, world: World) -> list[Tensor]:
+def chosen_experts(
+    trainer: Trainer, samples: Sequence[Sample], config: RunConfig, world: World
+) -> list[Tensor]:
     """Ids [rows, top_k] that each router hands to its experts, in the order of the calls."""
     seen: list[Tensor] = []
     assert trainer.routes is not None
@@ -77,7 +79,9 @@ def test_every_token_with_a_route_takes_it_and_padding_stays_valid(
     moe: Path, world: World, checkpointing: str
 ):
     # Rows of 6 and 3 tokens, the second padded to 6: 9 real tokens, of which 2 were never an input.
-    config = run_config(moe, model={"activation_checkpointing": checkpointing}, data={"microbatch_tokens": 12})
+    config = run_config(
+        moe, model={"activation_checkpointing": checkpointing}, data={"microbatch_tokens": 12}
+    )
     samples = make_samples([(2, 4), (1, 2)])
     trainer = Trainer(config, world, total_steps=1)
     seen = chosen_experts(trainer, samples, config, world)
@@ -156,8 +160,14 @@ def rerouted(sample: Sample, num_tokens: int) -> Sample:
 
 
 BROKEN = {
-    "routes of another sample": (lambda s: rerouted(s, s.num_tokens + 1), r"routing-missing.*15 route rows for \d+ tokens.*sample s2"),
-    "no routes": (lambda s: replace(s, routing=None), r"routing-missing.* 0 route rows for \d+ tokens.*sample s2"),
+    "routes of another sample": (
+        lambda s: rerouted(s, s.num_tokens + 1),
+        r"routing-missing.*15 route rows for \d+ tokens.*sample s2",
+    ),
+    "no routes": (
+        lambda s: replace(s, routing=None),
+        r"routing-missing.* 0 route rows for \d+ tokens.*sample s2",
+    ),
     "routes of a larger model": (
         lambda s: replace(s, routing=random_trace(s.num_tokens, layers=(0, 1, 2, 3), seed=9)),
         r"routing-trace-fit.*4 layers",
@@ -197,7 +207,9 @@ def test_a_router_that_was_patched_after_the_check_moves_nothing(moe: Path, worl
     assert not trainer._optimizer.state
 
 
-def faults_on_last_rank(world: World, config: RunConfig, samples: list[Sample], kind: str) -> tuple[str, bool]:
+def faults_on_last_rank(
+    world: World, config: RunConfig, samples: list[Sample], kind: str
+) -> tuple[str, bool]:
     trainer = Trainer(config, world, total_steps=1)
     assert trainer.routes is not None
     batch = batch_for(config, samples, world)

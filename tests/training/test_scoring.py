@@ -29,7 +29,12 @@ from tests.training.builders import (
 
 
 def scored(
-    trainer: Trainer, samples: Sequence[Sample], *, layout: str, microbatch_tokens: int, temperature: float = 1.0
+    trainer: Trainer,
+    samples: Sequence[Sample],
+    *,
+    layout: str,
+    microbatch_tokens: int,
+    temperature: float = 1.0,
 ) -> dict[int, NDArray[np.float32]]:
     """Log-probs by sample, under replay when the trainer has it."""
     batch = make_batch(samples, layout=layout, microbatch_tokens=microbatch_tokens)

@@ -39,9 +39,7 @@ def new_trainer(path: Path, world: World) -> Trainer:
 
 def steps(trainer: Trainer, world: World, seeds: range) -> Losses:
     """The batch of a step depends on its number alone."""
-    reports = [
-        trainer.train(batch_for(trainer._config, make_samples(seed=seed), world))[0] for seed in seeds
-    ]
+    reports = [trainer.train(batch_for(trainer._config, make_samples(seed=seed), world))[0] for seed in seeds]
     return [value for r in reports for value in (r.metrics["train/loss"], r.metrics["train/lr"])]
 
 
@@ -54,7 +52,9 @@ def moments_of(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
-def save_halfway(world: World, path: Path, folder: Path) -> tuple[Losses, dict[str, Tensor], dict[str, Tensor]]:
+def save_halfway(
+    world: World, path: Path, folder: Path
+) -> tuple[Losses, dict[str, Tensor], dict[str, Tensor]]:
     """Six steps and a save after three: losses of the last three, parameters, moments when saved."""
     trainer = new_trainer(path, world)
     steps(trainer, world, range(3))
@@ -202,10 +202,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("name", DAMAGE)
 def test_a_checkpoint_that_cannot_be_used_is_refused_by_name_and_changes_nothing(
-    moe: Path, world: World, checkpoint: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
+    moe: Path, world: World, checkpoint: Path, tmp_path: Path, name: str
 ):
+    damage, message = DAMAGE[name]
     folder = tmp_path / "step-2"
     shutil.copytree(checkpoint, folder)
     damage(folder)
@@ -224,7 +225,11 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_by_name_and_changes_nothing
 
 @pytest.mark.parametrize(
     ("model_type", "changes"),
-    [("deepseek_v3", {}), ("qwen3_moe", {"num_hidden_layers": 2}), ("qwen3_moe", {"moe_intermediate_size": 16})],
+    [
+        ("deepseek_v3", {}),
+        ("qwen3_moe", {"num_hidden_layers": 2}),
+        ("qwen3_moe", {"moe_intermediate_size": 16}),
+    ],
     ids=["another family", "fewer layers", "narrower experts"],
 )
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(

@@ -48,9 +48,7 @@ def train(world: World, config: RunConfig, batches: Sequence[Sequence[Sample]]) 
     """What a fresh trainer makes of the batches."""
     trainer = Trainer(config, world, total_steps=len(batches) * config.data.optimizer_steps)
     with watched_gradients(trainer) as gradients:
-        reports = [
-            report for batch in batches for report in trainer.train(batch_for(config, batch, world))
-        ]
+        reports = [report for batch in batches for report in trainer.train(batch_for(config, batch, world))]
     return Trained(reports=reports, gradients=gradients, parameters=parameters_of(trainer.model))
 
 
@@ -233,9 +231,7 @@ def test_an_engine_too_far_off_is_refused_before_the_optimizer_moves(moe: Path, 
     samples = make_samples()
     exact = trainer.log_probs(batch_for(config, samples, world))
     order = [i for mb in batch_for(config, samples, world).plan.assignment[0][0] for i in mb]
-    split = np.split(
-        torch.cat(exact).numpy(), np.cumsum([LENGTHS[index][1] for index in order])[:-1]
-    )
+    split = np.split(torch.cat(exact).numpy(), np.cumsum([LENGTHS[index][1] for index in order])[:-1])
     values = dict(zip(order, split, strict=True))
 
     def engine(offset: float) -> list[Sample]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import traceback
 from collections.abc import Sequence
@@ -66,7 +67,11 @@ class _Reporter:
 
     def report(self, step: StepReport) -> None:
         self._count += 1
-        self._print({"step": self._count, "stepped": step.stepped, **step.metrics})
+        # Numbers that are not finite as in metrics.jsonl: "NaN", "Infinity"; JSON has none.
+        metrics = {
+            name: value if math.isfinite(value) else json.dumps(value) for name, value in step.metrics.items()
+        }
+        self._print({"step": self._count, "stepped": step.stepped, **metrics})
 
     def close(self, *, ranks: int, checkpoint: Path) -> None:
         self._print({"optimizer_steps": self._count, "ranks": ranks, "checkpoint": str(checkpoint)})

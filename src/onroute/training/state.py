@@ -74,7 +74,9 @@ def load_state(
     own_rng = f"rng/{world.rank}"
     if world.rank < saved_ranks:
         state[own_rng] = torch.get_rng_state()
-    world.together("loading a checkpoint", lambda: _require_same_tensors(reader.read_metadata(), state, folder))
+    world.together(
+        "loading a checkpoint", lambda: _require_same_tensors(reader.read_metadata(), state, folder)
+    )
     try:
         load(state, storage_reader=reader)
     except CheckpointException as error:
