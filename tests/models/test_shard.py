@@ -21,8 +21,10 @@ from onroute.models.names import PublishedLayout
 from onroute.models.shard import load_sharded, shard_units
 from onroute.models.tiny import TINY, tiny_model
 from onroute.models.world import World
+from onroute.routing.selfcheck import self_check
 from tests.models.conftest import SavedModel
 from tests.ranks import run_world
+from tests.routing.builders import rigged
 
 TIED = {"tie_word_embeddings": True}
 TOKENS = torch.arange(24).reshape(2, 12) * 5 % 128
@@ -244,6 +246,25 @@ def test_bfloat16_computes_what_a_bfloat16_engine_does_from_float32_parameters(
         assert parameters == gradients == {torch.float32}
         assert logits.dtype == torch.bfloat16
         assert torch.equal(logits, expected)
+
+
+def routing_report(world: World, folder: Path) -> tuple[list[int], list[str], int]:
+    model = load(world, folder, dtype="bfloat16")
+    with rigged(model) as rig:
+        report = self_check(
+            model,
+            rig.hooks,
+            rig.session,
+            forward=lambda: model(TOKENS, use_cache=False).logits,
+            checkpointing=rig.checkpointing,
+        )
+        report.require()
+        return list(rig.map.layers), [site.module_name for site in rig.map.sites], len(report.rows)
+
+
+def test_routers_in_units_of_their_own_are_still_found_and_replayed(saved: SavedModel):
+    modules = ["model.layers.1.mlp.gate", "model.layers.2.mlp.gate"]
+    assert run_world(2, routing_report, saved("deepseek_v3")) == [([1, 2], modules, 5)] * 2
 
 
 def refusal_of(world: World, folders: list[Path]) -> str:
