@@ -13,7 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from onroute.core.errors import UserError
 from onroute.models.demo import build_demo_model
@@ -26,7 +31,8 @@ from onroute.models.load import (
     read_config,
     stop_token_ids,
 )
-from onroute.models.tiny import TINY
+from onroute.models.names import PublishedLayout
+from onroute.models.tiny import TINY, tiny_config
 from tests.models.conftest import SavedModel
 
 FLOAT32_ROUTERS = ("glm4_moe_lite", "deepseek_v3", "deepseek_v2")
@@ -261,7 +267,19 @@ def test_a_broken_generation_config_is_refused(tmp_path: Path, text: str):
     assert "generation_config.json" in line
 
 
-def test_the_context_length_is_that_of_the_text(saved: SavedModel):
-    config = read_config(saved("qwen3_moe", max_position_embeddings=77))
-    assert isinstance(config, PreTrainedConfig)
-    assert context_length(config) == 77
+def test_a_model_that_also_sees_loads_and_gives_the_context_length_of_its_text(tmp_path: Path):
+    text = {**tiny_config("qwen3_moe").to_dict(), "max_position_embeddings": 77}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = AutoConfig.for_model(
+        "qwen3_vl_moe",
+        text_config={**text, "model_type": "qwen3_vl_moe_text"},
+        vision_config={**vision, "deepstack_visual_indexes": [], "num_position_embeddings": 16},
+    )
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    assert context_length(read_config(tmp_path)) == 77
+    model = load(tmp_path)
+    files = load_file(tmp_path / WEIGHTS)
+    assert {s.name: s.shape for s in PublishedLayout(model).specs} == {
+        name: tuple(tensor.shape) for name, tensor in files.items()
+    }
