@@ -1,5 +1,6 @@
 # make demo   train a small mixture-of-experts model on this machine and show what it learned
-# make test   the test suite without its slow tests
+# make test   the whole test suite
+# make quick  the suite without its slow tests
 # Every target makes the environment (.venv) first when it is missing or pyproject.toml has changed.
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ TEST_ARGS ?=
 # More threads than free cores make small tensor work many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: env demo test slow lint types imports wheel-check
+.PHONY: env demo test quick lint types imports wheel-check
 
 env: $(INSTALLED)
 
@@ -26,10 +27,10 @@ demo: env
 	$(BIN)/onroute demo $(DEMO_ARGS)
 
 test: env
-	$(BIN)/python -m pytest -m 'not slow' $(TEST_ARGS)
+	$(BIN)/python -m pytest $(TEST_ARGS)
 
-slow: env
-	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
+quick: env
+	$(BIN)/python -m pytest -m 'not slow' $(TEST_ARGS)
 
 lint: env
 	$(BIN)/ruff check .
