@@ -59,6 +59,9 @@ def test_loss_tokens_stand_where_their_sample_was_laid(layout: str, positions: l
 
 def test_values_go_back_to_the_samples_in_any_order_of_indices():
     microbatch = assembled(THREE, (2, 1, 0))
+    assert microbatch.targets.tolist() == [32, 13, 14, 15]
+    assert microbatch.weights.tolist() == [0.125, 0.5, 0.5, 0.5]
+    assert microbatch.advantages.tolist() == [3.0, 1.0, 1.0, 1.0]
     parts = split_by_sample(microbatch, dict(enumerate(THREE)), torch.tensor([7.0, 1.0, 2.0, 3.0]))
     assert {index: part.tolist() for index, part in parts.items()} == {2: [7.0], 1: [], 0: [1.0, 2.0, 3.0]}
 
