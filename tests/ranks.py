@@ -149,7 +149,7 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def _rank_main(  # noqa: PLR0917
+def _rank_main(
     connection: Connection,
     environment: dict[str, str],
     stacks: Path,

@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 from onroute.core.config.sections import EngineConfig, ModelConfig
 from onroute.core.samples import SampleRequest
 from onroute.core.sampling import SamplingParams
+from onroute.core.weights import WeightOffer
 from onroute.engines.huggingface import HuggingFaceEngine
+from onroute.models.names import PublishedLayout
 from onroute.models.tiny import tiny_model
 from onroute.weights.local import LocalExchange
 
@@ -84,3 +86,18 @@ def log_probs_of() -> Callable[[PreTrainedModel, SampleRequest, Any, float], Any
         return (logits.float() / temperature).log_softmax(-1).gather(-1, ids[start:, None])[:, 0].numpy()
 
     return compute
+
+
+@pytest.fixture(scope="session")
+def trained() -> PreTrainedModel:
+    """Another model of the same shape, as a trainer would hold it: float32."""
+    return tiny_model("qwen3_moe", seed=1)
+
+
+@pytest.fixture
+def publish(exchange: LocalExchange) -> Callable[..., WeightOffer]:
+    def offer(model: PreTrainedModel, version: int = 1) -> WeightOffer:
+        layout = PublishedLayout(model)
+        return exchange.publish(version, layout.specs, layout.tensors)
+
+    return offer

@@ -44,7 +44,7 @@ def test_no_training_prompt_equals_a_held_out_one_even_when_half_of_all_problems
 def test_a_task_with_too_few_problems_is_refused_at_start(make_environment):
     parameters = {"min_numbers": 1, "max_numbers": 1, "min_decimals": 0, "max_decimals": 0}
     parameters |= {"min_value": -0.49, "max_value": 9.49}
-    with pytest.raises(UserError, match="environment-too-few-problems.*20 held-out"):
+    with pytest.raises(UserError, match=r"environment-too-few-problems.*20 held-out"):
         make_environment(parameters=parameters, held_out=20)  # leaves nothing to train on
     with pytest.raises(UserError, match="environment-too-few-problems"):
         make_environment(parameters=parameters, held_out=21)
@@ -52,7 +52,7 @@ def test_a_task_with_too_few_problems_is_refused_at_start(make_environment):
 
 def test_a_prompt_past_the_last_held_out_one_is_refused(sorting):
     assert sorting.prompt("held_out", 19)
-    with pytest.raises(UserError, match="environment-no-such-prompt.*20"):
+    with pytest.raises(UserError, match=r"environment-no-such-prompt.*20"):
         sorting.prompt("held_out", 20)
     with pytest.raises(UserError, match="environment-no-such-prompt"):
         sorting.prompt("train", -1)
@@ -169,7 +169,7 @@ def test_an_engine_that_loses_or_swaps_completions_is_refused(sorting, scripted)
     for broken in (Losing, Swapping):
         with pytest.raises(CheckError, match="environment-completions"):
             roll(sorting, prompt, broken(lambda _: [9, 0]), n=2)
-    with pytest.raises(CheckError, match="environment-completions.*0 tokens"):
+    with pytest.raises(CheckError, match=r"environment-completions.*0 tokens"):
         roll(sorting, prompt, scripted(lambda _: []))
 
 

@@ -42,7 +42,7 @@ def test_parameters_that_the_run_sets_are_refused(key):
 
 
 def test_a_bad_value_is_refused_with_the_reason_of_the_library():
-    with pytest.raises(UserError, match="environment-bad-parameters.*max_numbers must be >= min_numbers"):
+    with pytest.raises(UserError, match=r"environment-bad-parameters.*max_numbers must be >= min_numbers"):
         load_task("number_sorting", {"min_numbers": 9, "max_numbers": 2}, 0)
 
 

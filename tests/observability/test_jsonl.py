@@ -90,7 +90,7 @@ def test_a_last_line_that_was_cut_off_is_passed_over_and_not_built_upon(tmp_path
 def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1, "time": 5.0}\nnot json\n{"step": 2, "time": 5.0}\n')
-    with pytest.raises(UserError, match="observability-broken-metrics.*line 2"):
+    with pytest.raises(UserError, match=r"observability-broken-metrics.*line 2"):
         read_metrics(path)
     with pytest.raises(UserError, match="observability-no-metrics"):
         read_metrics(tmp_path / "absent.jsonl")

@@ -136,5 +136,5 @@ def test_every_tracker_of_the_catalogue_takes_any_number_and_closes(tmp_path, ca
 
 
 def test_an_unknown_tracker_is_refused_with_those_that_exist(tmp_path):
-    with pytest.raises(UserError, match="observability-unknown-tracker.*'wandbb'.*tensorboard"):
+    with pytest.raises(UserError, match=r"observability-unknown-tracker.*'wandbb'.*tensorboard"):
         open_metrics(tmp_path, ["wandbb"])
