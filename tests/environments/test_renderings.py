@@ -81,7 +81,7 @@ def test_compact_spelling_pays_the_whole_word_only():
 
 
 def test_a_task_without_compact_form_is_refused_with_those_that_have_one():
-    with pytest.raises(UserError, match=r"basic_arithmetic has no compact.*number_sorting and spell_backward"):
+    with pytest.raises(UserError, match=r"basic_arithmetic has no compact.*sorting and spell_backward"):
         rendering_for("compact", load_task("basic_arithmetic", {}, 0))
 
 

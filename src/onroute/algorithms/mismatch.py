@@ -83,9 +83,9 @@ class MismatchSums:
         }
 
 
-def sequence_k3(trainer: NDArray[np.float32], engine: NDArray[np.float32], mask: NDArray[np.bool_]) -> float:
-    """Sum of k3 over the loss tokens of one sample, from arrays [T]; the unit that a bootstrap resamples."""
-    difference = trainer[mask].astype(np.float64) - engine[mask].astype(np.float64)
+def sequence_k3(trainer: NDArray[np.float32], engine: NDArray[np.float32]) -> float:
+    """Sum of k3 over the loss tokens of one sample, arrays [n]; the unit that a bootstrap resamples."""
+    difference = trainer.astype(np.float64) - engine.astype(np.float64)
     return float((np.expm1(difference) - difference).sum())
 
 

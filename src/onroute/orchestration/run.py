@@ -82,8 +82,9 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
 def _build(config: RunConfig, world: World) -> Parts:
     """Trainer, engine and environment of this process; the small and likely mistakes come first."""
     path = Path(config.model.path)
+    limit = context_length(read_config(path))
     environment = build_environment(config)
-    _require_room(environment.prompt("train", 0), config, context_length(read_config(path)))
+    _require_room(environment.prompt("train", 0), config, limit)
     exchange = LocalExchange(config.engine.push_bucket_mib << 20)
     trainer = Trainer(config, world, total_steps=config.run.steps * config.data.optimizer_steps)
     engine = ENGINES[config.engine.name].load()(

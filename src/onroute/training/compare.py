@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onroute.algorithms.bootstrap import Interval, bootstrap_ratio
-from onroute.algorithms.mismatch import MismatchSums
+from onroute.algorithms.mismatch import MismatchSums, sequence_k3
 from onroute.core.config.sections import RunConfig
 from onroute.core.errors import UserError
 from onroute.core.samples import Group, Sample
@@ -164,9 +164,9 @@ def _per_sequence(
     trainer: Sequence[NDArray[np.float32]], engine: Sequence[NDArray[np.float32]]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sums of k3 and of |Δ| per sequence, what the bootstrap resamples."""
-    differences = [(t - e).astype(np.float64) for t, e in zip(trainer, engine, strict=True)]
-    k3 = np.array([(np.expm1(d) - d).sum() for d in differences])
-    return k3, np.array([np.abs(d).sum() for d in differences])
+    pairs = list(zip(trainer, engine, strict=True))
+    k3 = np.array([sequence_k3(t, e) for t, e in pairs])
+    return k3, np.array([np.abs((t - e).astype(np.float64)).sum() for t, e in pairs])
 
 
 def _metrics(

@@ -15,13 +15,21 @@ _SIDE_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 
 def export_model(trainer: Trainer, origin: Path, folder: Path) -> None:
-    """Write the current weights, in the trainer's float32, with the side files of `origin`.
+    """Write the current weights, in the trainer's float32, with the side files of `origin`. A collective:
+    every rank gathers, rank 0 writes.
 
     Whole or not at all: written beside `folder`, then renamed.
     """
     tensors: dict[str, Tensor] = {}
     for unit in trainer.weights():
-        tensors |= {name: tensor.cpu().contiguous().clone() for name, tensor in unit.items()}
+        if trainer.world.rank == 0:
+            tensors |= {name: tensor.cpu().contiguous().clone() for name, tensor in unit.items()}
+    trainer.world.together(
+        "exporting the model", lambda: _write(tensors, origin, folder) if tensors else None
+    )
+
+
+def _write(tensors: dict[str, Tensor], origin: Path, folder: Path) -> None:
     temporary = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -48,7 +48,8 @@ class Trainer:
     """
 
     def __init__(self, config: RunConfig, world: World, *, total_steps: int) -> None:
-        self._config, self._world, self._total_steps = config, world, total_steps
+        self.world = world
+        self._config, self._total_steps = config, total_steps
         path = Path(config.model.path)
         if config.routing.replay != "off":
             world.together("reading the model's configuration", lambda: refuse_dense(read_config(path)))
@@ -93,6 +94,7 @@ class Trainer:
         routes, when replay fell short, when engine and trainer disagree beyond
         `algorithm.max_log_prob_gap`, or when too many steps in a row were not finite.
         """
+        self._supervised_optimizer = None
         advantages = self._advantages(batch)
         steps = self._lay_out(batch, advantages)
         with self._replaying(batch.samples):
@@ -109,7 +111,8 @@ class Trainer:
         ]
 
     def supervise(self, batch: TrainBatch) -> StepReport:
-        """One optimizer step of supervised learning, by an optimizer of its own and on live routes."""
+        """One optimizer step of supervised learning, on live routes, by an optimizer of its own that
+        ends with the first batch of RL."""
         if self._supervised_optimizer is None:
             self._supervised_optimizer = build_optimizer(
                 self.model, self._config.optimizer, lr=self._config.run.supervised_lr
@@ -126,13 +129,9 @@ class Trainer:
                 max_log_prob_gap=None,
                 prefix="supervised",
             ),
-            self.model, self._supervised_optimizer, self._world,
+            self.model, self._supervised_optimizer, self.world,
             loss=lambda inputs: supervised(inputs, None), settle=None, session=None,
         )  # fmt: skip
-
-    def end_supervision(self) -> None:
-        """Let go of the supervised optimizer."""
-        self._supervised_optimizer = None
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """Parameter by parameter, the full tensors under their published names."""
@@ -144,13 +143,13 @@ class Trainer:
             folder,
             self.model,
             self._optimizer,
-            self._world,
+            self.world,
             {"trainer_steps": self._optimizer_steps, **facts},
         )
 
     def load(self, folder: Path) -> dict[str, Json]:
         """Restore a checkpoint; the facts saved with it. Raises UserError when it can't be used."""
-        facts = load_state(folder, self.model, self._optimizer, self._world)
+        facts = load_state(folder, self.model, self._optimizer, self.world)
         steps = facts.pop("trainer_steps", None)
         if not isinstance(steps, int):
             raise CheckError(
@@ -165,7 +164,7 @@ class Trainer:
 
     def _lay_out(self, batch: TrainBatch, advantages: Advantages) -> list[list[Microbatch]]:
         """This rank's microbatches, step by step, each weighted by the counts of its whole step."""
-        rank_steps = batch.plan.assignment[self._world.rank]
+        rank_steps = batch.plan.assignment[self.world.rank]
         laid = []
         for step, own in enumerate(rank_steps):
             members = sorted(i for rank in batch.plan.assignment for mb in rank[step] for i in mb)
@@ -174,7 +173,7 @@ class Trainer:
             laid.append(
                 [
                     assemble(
-                        batch, indices, layout=self._config.data.layout, device=self._world.device,
+                        batch, indices, layout=self._config.data.layout, device=self.world.device,
                         advantages=advantages.values, weights=weights,
                     )
                     for indices in own
@@ -194,7 +193,7 @@ class Trainer:
                 max_log_prob_gap=self._config.algorithm.max_log_prob_gap,
                 prefix="train",
             ),
-            self.model, self._optimizer, self._world,
+            self.model, self._optimizer, self.world,
             loss=lambda inputs: self._loss(inputs, self._loss_options),
             settle=lambda: self._settle(recompute=self._config.model.activation_checkpointing == "full"),
             session=self._session,
@@ -226,13 +225,13 @@ class Trainer:
         if self.routes is None:
             return nullcontext()
         # Together: a rank that refuses its routes must not leave the others in the forward pass.
-        self._world.together("taking the routes of a batch", partial(self.routes.require, samples))
+        self.world.together("taking the routes of a batch", partial(self.routes.require, samples))
         return self.routes.replaying(samples)
 
     def _settle(self, *, recompute: bool) -> dict[str, float]:
         if self.routes is None:
             return {}
-        return self.routes.session.settle(recompute=recompute, reduce=self._world.sum).published()
+        return self.routes.session.settle(recompute=recompute, reduce=self.world.sum).published()
 
 
 def _no_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
