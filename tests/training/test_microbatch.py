@@ -54,7 +54,6 @@ def test_loss_tokens_stand_where_their_sample_was_laid(layout: str, positions: l
     assert microbatch.advantages.tolist() == [1.0, 1.0, 1.0, 3.0]
     assert microbatch.weights.tolist() == [0.5, 0.5, 0.5, 0.125]
     assert microbatch.real_tokens == 10
-    assert not microbatch.is_filler
 
 
 def test_values_go_back_to_the_samples_in_any_order_of_indices():
@@ -70,14 +69,13 @@ def test_a_prompt_alone_gives_no_loss_token_and_is_still_computed():
     microbatch = assembled(THREE, (1,))
     assert microbatch.positions.tolist() == microbatch.weights.tolist() == []
     assert microbatch.batch.input_ids.tolist() == [[21, 22, 23]]
-    assert not microbatch.is_filler
     assert split_by_sample(microbatch, dict(enumerate(THREE)), torch.empty(0))[1].tolist() == []
 
 
 @pytest.mark.parametrize("layout", ["rows", "packed"])
 def test_no_samples_make_a_filler_that_counts_nothing(layout: str):
     filler = assembled(THREE, (), layout)
-    assert filler.is_filler
+    assert filler.batch.spans == ()
     assert filler.real_tokens == 0
     assert filler.batch.input_ids.shape == (1, 1)
     assert filler.positions.numel() == filler.targets.numel() == filler.advantages.numel() == 0

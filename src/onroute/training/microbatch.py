@@ -38,10 +38,6 @@ class Microbatch:
     weights: Tensor
     real_tokens: int
 
-    @property
-    def is_filler(self) -> bool:
-        return not self.batch.spans
-
 
 def assemble(
     train_batch: TrainBatch,
