@@ -234,10 +234,10 @@ def test_an_environment_that_raises_ends_the_run_with_its_own_message(small_run,
 def test_an_interrupt_saves_the_finished_steps(small_run, monkeypatch):
     step = SynchronousDriver._one_step
 
-    async def interrupted(self, intake, phase):
+    async def interrupted(self, phase):
         if self._step == 3:
             raise asyncio.CancelledError
-        await step(self, intake, phase)
+        await step(self, phase)
 
     monkeypatch.setattr(SynchronousDriver, "_one_step", interrupted)
     config = small_run("--checkpoint.every=0")

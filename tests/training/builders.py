@@ -29,7 +29,7 @@ from onroute.core.config.sections import (
 )
 from onroute.core.routing import RoutingTrace
 from onroute.core.samples import Group, Prompt, Sample
-from onroute.data.batch import train_batch
+from onroute.data.batch import whole_batch
 from onroute.data.plan import plan_batch
 from onroute.models.world import World
 from onroute.training.trainer import Trainer
@@ -120,7 +120,7 @@ def make_batch(
         [s.num_tokens for s in samples], groups, ranks=ranks, steps=steps, layout=layout,
         microbatch_tokens=microbatch_tokens,
     )  # fmt: skip
-    return train_batch(samples, groups, plan, rank)
+    return whole_batch(samples, groups, plan, rank)
 
 
 def batch_for(config: RunConfig, samples: Sequence[Sample], world: World) -> TrainBatch:

@@ -90,6 +90,36 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleFacts:
+    """What is known of a sample without its arrays: all that a driver needs to plan and to report."""
+
+    id: str
+    prompt_id: str
+    num_tokens: int
+    prompt_length: int
+    loss_tokens: int
+    reward: float
+    stop_reason: StopReason
+    token_bytes: int
+    route_bytes: int
+
+    @classmethod
+    def of(cls, sample: Sample) -> SampleFacts:
+        arrays = (sample.tokens, sample.loss_mask, sample.log_probs, sample.weight_versions)
+        return cls(
+            id=sample.id,
+            prompt_id=sample.prompt_id,
+            num_tokens=sample.num_tokens,
+            prompt_length=sample.prompt_length,
+            loss_tokens=int(sample.loss_mask.sum()),
+            reward=sample.reward,
+            stop_reason=sample.stop_reason,
+            token_bytes=sum(int(array.nbytes) for array in arrays),
+            route_bytes=0 if sample.routing is None else sample.routing.num_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """The samples of one prompt."""
 

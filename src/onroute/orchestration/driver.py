@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 
@@ -14,26 +15,28 @@ from onroute.core.config.sections import RunConfig
 from onroute.core.engine import Engine
 from onroute.core.environment import Demonstrator, Environment
 from onroute.core.errors import UserError
-from onroute.core.samples import Group, Json, Prompt, Sample
+from onroute.core.samples import Json, Prompt, Sample
 from onroute.core.sampling import SamplingParams
 from onroute.core.seeds import seed_for
-from onroute.data.recorded import prune, save_rollouts
+from onroute.data.recorded import prune
 from onroute.data.stream import PromptStream, StreamState
 from onroute.observability.metrics import Metrics
 from onroute.observability.progress import Phase, Progress
 from onroute.observability.spans import Spans
 from onroute.orchestration.evaluate import Evaluation, evaluate
-from onroute.orchestration.folder import SAMPLED_BY, RunFolder, keep_newest, numbered, step_path
-from onroute.orchestration.handles import TrainerHandle
-from onroute.orchestration.intake import Intake, rollout_metrics
+from onroute.orchestration.folder import RunFolder, keep_newest, numbered, step_path
+from onroute.orchestration.handles import Held, Rollout, RolloutHandle, TrainerHandle
+from onroute.orchestration.intake import rollout_metrics
 from onroute.orchestration.together import together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Everything a driver drives. Who built them decides where they live."""
+class Parts(Generic[Held]):
+    """Everything a driver drives. Who built them decides where they live; `environment` only gives it
+    prompts and right answers."""
 
-    trainer: TrainerHandle
+    trainer: TrainerHandle[Held]
+    rollouts: RolloutHandle[Held]
     engine: Engine
     environment: Environment
 
@@ -48,11 +51,17 @@ class Outcome:
     last_metrics: Mapping[str, float]
 
 
-class SynchronousDriver:
+class SynchronousDriver(Generic[Held]):
     """Drives one run from its first to its last step, or from its newest checkpoint."""
 
     def __init__(
-        self, config: RunConfig, parts: Parts, folder: RunFolder, *, metrics: Metrics, progress: Progress
+        self,
+        config: RunConfig,
+        parts: Parts[Held],
+        folder: RunFolder,
+        *,
+        metrics: Metrics,
+        progress: Progress,
     ) -> None:
         self._config, self._parts, self._folder = config, parts, folder
         self._metrics, self._progress = metrics, progress
@@ -76,16 +85,9 @@ class SynchronousDriver:
         begun = time.monotonic()
         engine = self._parts.engine
         try:
-            capabilities = await engine.capabilities()
-            intake = Intake(
-                capabilities=capabilities,
-                needs_routes=self._config.routing.replay == "rollout",
-                temperature=self._config.engine.temperature,
-            )
-            intake.require()
             if not await self._resume():
                 await self._begin()
-            await self._learn(intake)
+            await self._learn()
         except asyncio.CancelledError:
             if self._step > 0 and self._saved_step != self._step:
                 await self._save()
@@ -125,36 +127,37 @@ class SynchronousDriver:
         await self._push()
         await self._evaluate("after_supervised")
 
-    async def _learn(self, intake: Intake) -> None:
+    async def _learn(self) -> None:
         begun = time.monotonic()
         run = self._config.run
         self._spans.take()
         with self._progress.phase("RL", total=run.steps, start=self._step) as phase:
             while self._step < run.steps:
-                await self._one_step(intake, phase)
+                await self._one_step(phase)
         self._seconds["rl"] = time.monotonic() - begun
         if self._saved_step != self._step:
             await self._save()
         await self._evaluate("after")
 
-    async def _one_step(self, intake: Intake, phase: Phase) -> None:
+    async def _one_step(self, phase: Phase) -> None:
         begun = time.monotonic()
         step = self._step + 1
         with self._spans.span("generate"):
-            groups = await self._generate(step)
-        with self._spans.span("check"):
-            intake.check(groups)
+            rollouts = await self._generate(step)
         if self._is_recorded(step):
             with self._spans.span("record"):
-                await self._record(step, groups)
+                # The trainer still has the weights that sampled them.
+                await self._parts.trainer.record(self._folder.rollouts, step, rollouts)
+                prune(self._folder.rollouts, self._config.checkpoint.recorded_steps)
         with self._spans.span("train"):
-            reports = await self._parts.trainer.train(groups)
+            reports = await self._parts.trainer.train(rollouts)
         self._step = step
         with self._spans.span("push"):
             pushed = await self._push()
         seconds = time.monotonic() - begun
-        metrics = {**_mean_over_steps([r.metrics for r in reports]), **rollout_metrics(groups), **pushed}
-        tokens = sum(sample.num_tokens for group in groups for sample in group.samples)
+        facts = [fact for rollout in rollouts for fact in rollout.facts]
+        metrics = {**_mean_over_steps([r.metrics for r in reports]), **rollout_metrics(facts), **pushed}
+        tokens = sum(fact.num_tokens for fact in facts)
         metrics |= {"perf/step_s": seconds, "perf/tokens_per_s": tokens / seconds, **self._spans.take()}
         self._metrics.log(step, metrics)
         self._last_metrics = metrics
@@ -169,11 +172,11 @@ class SynchronousDriver:
             evaluation = await self._evaluate(f"step {step}")
             phase.update(step, evaluation.metrics if evaluation is not None else {})
 
-    async def _generate(self, step: int) -> list[Group]:
+    async def _generate(self, step: int) -> list[Rollout[Held]]:
         """All rollouts of a step, started together so that the engine sees them as one batch."""
         return await together(
-            self._parts.environment.rollout(
-                prompt, self._parts.engine, n=self._config.data.samples_per_prompt, sampling=self._sampling,
+            self._parts.rollouts.rollout(
+                prompt, n=self._config.data.samples_per_prompt, sampling=self._sampling,
                 seed=seed_for(self._config.run.seed, "rollout", step, prompt.id),
             )
             for prompt in self._stream.take(self._config.data.prompts_per_step)
@@ -189,7 +192,7 @@ class SynchronousDriver:
             return None
         with self._spans.span("evaluate"):
             result = await evaluate(
-                self._config, self._parts.environment, self._parts.engine, sampling=self._sampling
+                self._config, self._parts.environment, self._parts.rollouts, sampling=self._sampling
             )
         self._evaluations[stage] = result
         # The model before its supervised phase is another one; its point would spoil the RL curve.
@@ -201,12 +204,6 @@ class SynchronousDriver:
         checkpoint = self._config.checkpoint
         due = step % checkpoint.record_every == 0 or step > self._config.run.steps - checkpoint.recorded_steps
         return due and checkpoint.recorded_steps > 0
-
-    async def _record(self, step: int, groups: list[Group]) -> None:
-        """Keep rollouts and the weights that sampled them: they are still those of the trainer."""
-        await self._parts.trainer.export(step_path(self._folder.rollouts, step) / SAMPLED_BY)
-        save_rollouts(self._folder.rollouts, step, groups)
-        prune(self._folder.rollouts, self._config.checkpoint.recorded_steps)
 
     async def _save(self) -> None:
         with self._spans.span("save"):

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onroute.core.config.sections import RunConfig
-from onroute.core.engine import Engine
 from onroute.core.environment import Environment
 from onroute.core.sampling import SamplingParams
 from onroute.core.seeds import seed_for
 from onroute.observability.evaluation import evaluation_metrics
+from onroute.orchestration.handles import RolloutHandle
 from onroute.orchestration.together import together
 
 CORRECT_FROM = 1.0 - 1e-6
@@ -29,16 +29,20 @@ class Evaluation:
 
 
 async def evaluate(
-    config: RunConfig, environment: Environment, engine: Engine, *, sampling: SamplingParams
+    config: RunConfig,
+    environment: Environment,
+    rollouts: RolloutHandle[object],
+    *,
+    sampling: SamplingParams,
 ) -> Evaluation:
     """Sample every held-out problem; the same seeds each time, so that two evaluations are paired."""
     prompts = [environment.prompt("held_out", index) for index in range(config.run.eval_prompts)]
-    groups = await together(
-        environment.rollout(
-            prompt, engine, n=config.run.eval_samples, sampling=sampling,
+    sampled = await together(
+        rollouts.rollout(
+            prompt, n=config.run.eval_samples, sampling=sampling,
             seed=seed_for(config.run.seed, "evaluation", prompt.id),
         )
         for prompt in prompts
     )  # fmt: skip
-    right = [[sample.reward >= CORRECT_FROM for sample in group.samples] for group in groups]
+    right = [[fact.reward >= CORRECT_FROM for fact in rollout.facts] for rollout in sampled]
     return Evaluation(metrics=evaluation_metrics(right), accuracy=np.array([np.mean(row) for row in right]))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onroute.core.engine import EngineCapabilities
+from onroute.core.config.sections import RunConfig
+from onroute.core.engine import EngineCapabilities, Lifecycle
 from onroute.core.errors import UserError
-from onroute.core.samples import Group
+from onroute.core.samples import Group, SampleFacts
 from onroute.data.intake import RouteShape, check_rollouts
 
 
@@ -47,15 +48,28 @@ class Intake:
         )
 
 
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+async def open_intake(config: RunConfig, engine: Lifecycle) -> Intake:
+    """The checks of a run, from what its engine shows of itself.
+
+    Raises UserError before the first rollout when the engine can't give what the run needs.
+    """
+    intake = Intake(
+        capabilities=await engine.capabilities(),
+        needs_routes=config.routing.replay == "rollout",
+        temperature=config.engine.temperature,
+    )
+    intake.require()
+    return intake
+
+
+def rollout_metrics(facts: Sequence[SampleFacts]) -> dict[str, float]:
     """Lengths, endings and bytes of one batch of rollouts."""
-    samples = [sample for group in groups for sample in group.samples]
-    responses = np.array([sample.num_tokens - sample.prompt_length for sample in samples])
-    routes = [sample.routing for sample in samples if sample.routing is not None]
+    responses = np.array([fact.num_tokens - fact.prompt_length for fact in facts])
     return {
-        "rollout/samples": float(len(samples)),
+        "rollout/samples": float(len(facts)),
         "rollout/response_tokens_mean": float(responses.mean()),
         "rollout/response_tokens_max": float(responses.max()),
-        "rollout/truncated_share": float(np.mean([sample.stop_reason == "length" for sample in samples])),
-        "rollout/route_bytes": float(sum(route.num_bytes for route in routes)),
+        "rollout/truncated_share": float(np.mean([fact.stop_reason == "length" for fact in facts])),
+        "rollout/token_bytes": float(sum(fact.token_bytes for fact in facts)),
+        "rollout/route_bytes": float(sum(fact.route_bytes for fact in facts)),
     }

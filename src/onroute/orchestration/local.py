@@ -9,14 +9,33 @@ from pathlib import Path
 from onroute.core.batches import StepReport, TrainBatch
 from onroute.core.config.sections import RunConfig
 from onroute.core.engine import Engine
-from onroute.core.samples import Group, Json, Sample
+from onroute.core.environment import Environment
+from onroute.core.samples import Group, Json, Prompt, Sample, SampleFacts
+from onroute.core.sampling import SamplingParams
 from onroute.core.weights import WeightVersion
-from onroute.data.batch import flatten, train_batch
+from onroute.data.batch import flatten, whole_batch
 from onroute.data.plan import plan_batch
+from onroute.data.recorded import save_rollouts, step_folder
+from onroute.orchestration.folder import SAMPLED_BY
+from onroute.orchestration.handles import Rollout
+from onroute.orchestration.intake import Intake
 from onroute.training.export import export_model
 from onroute.training.trainer import Trainer
 from onroute.weights.checksum import check_receipt
 from onroute.weights.local import LocalExchange
+
+
+class LocalRollouts:
+    """A `RolloutHandle` around an environment and an engine in this process."""
+
+    def __init__(self, environment: Environment, engine: Engine, intake: Intake) -> None:
+        self._environment, self._engine, self._intake = environment, engine, intake
+
+    async def rollout(self, prompt: Prompt, *, n: int, sampling: SamplingParams, seed: int) -> Rollout[Group]:
+        group = await self._environment.rollout(prompt, self._engine, n=n, sampling=sampling, seed=seed)
+        self._intake.check([group])
+        facts = tuple(SampleFacts.of(sample) for sample in group.samples)
+        return Rollout(prompt_id=prompt.id, facts=facts, held=group)
 
 
 class LocalTrainer:
@@ -26,8 +45,8 @@ class LocalTrainer:
     def __init__(self, trainer: Trainer, config: RunConfig, exchange: LocalExchange) -> None:
         self._trainer, self._config, self._exchange = trainer, config, exchange
 
-    async def train(self, groups: Sequence[Group]) -> list[StepReport]:
-        samples, numbers = flatten(groups)
+    async def train(self, rollouts: Sequence[Rollout[Group]]) -> list[StepReport]:
+        samples, numbers = flatten([rollout.held for rollout in rollouts])
         return self._trainer.train(self._batch(samples, numbers, steps=self._config.data.optimizer_steps))
 
     async def supervise(self, samples: Sequence[Sample]) -> StepReport:
@@ -50,8 +69,9 @@ class LocalTrainer:
             "push/version": float(version),
         }
 
-    async def export(self, folder: Path) -> None:
-        export_model(self._trainer, Path(self._config.model.path), folder)
+    async def record(self, folder: Path, step: int, rollouts: Sequence[Rollout[Group]]) -> None:
+        export_model(self._trainer, Path(self._config.model.path), step_folder(folder, step) / SAMPLED_BY)
+        save_rollouts(folder, step, [rollout.held for rollout in rollouts])
 
     async def save(self, folder: Path, facts: dict[str, Json]) -> None:
         self._trainer.save(folder, facts)
@@ -68,4 +88,4 @@ class LocalTrainer:
             layout=self._config.data.layout,
             microbatch_tokens=self._config.data.microbatch_tokens,
         )
-        return train_batch(samples, numbers, plan, rank=0)
+        return whole_batch(samples, numbers, plan, rank=0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from onroute.algorithms.bootstrap import Interval, bootstrap_difference
 from onroute.core.config.load import dump_toml
 from onroute.core.config.sections import RunConfig
+from onroute.core.engine import Engine
 from onroute.core.environment import Environment
 from onroute.core.errors import UserError
 from onroute.core.samples import Prompt
@@ -20,12 +21,13 @@ from onroute.environments.catalog import ENVIRONMENTS
 from onroute.environments.codec import HuggingFaceCodec
 from onroute.models.load import context_length, load_tokenizer, read_config, stop_token_ids
 from onroute.models.world import World, open_world
-from onroute.observability.metrics import open_metrics
+from onroute.observability.metrics import Metrics, open_metrics
 from onroute.observability.plots import plot_run
 from onroute.observability.progress import Progress
 from onroute.orchestration.driver import Outcome, Parts, SynchronousDriver
 from onroute.orchestration.folder import RunFolder, numbered
-from onroute.orchestration.local import LocalTrainer
+from onroute.orchestration.intake import open_intake
+from onroute.orchestration.local import LocalRollouts, LocalTrainer
 from onroute.training.trainer import Trainer
 from onroute.weights.local import LocalExchange
 
@@ -49,6 +51,13 @@ class RunSummary:
     plots: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Built:
+    trainer: LocalTrainer
+    engine: Engine
+    environment: Environment
+
+
 def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
     """Run to the end and write the run folder.
 
@@ -66,20 +75,29 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
                 "torchrun",
                 "train from recorded rollouts by python -m onroute.training, or start it without torchrun",
             )
-        parts = _build(config, world)
+        built = _build(config, world)
         folder.create()
         folder.write(folder.config, dump_toml(config))
         kept = max(numbered(folder.checkpoints), default=None) if config.run.resume == "auto" else None
         trackers = config.tracking.trackers
         with open_metrics(folder.path, trackers, resumed_from=kept) as metrics, progress:
-            driver = SynchronousDriver(config, parts, folder, metrics=metrics, progress=progress)
-            outcome = asyncio.run(driver.run())
+            outcome = asyncio.run(_drive(config, built, folder, metrics=metrics, progress=progress))
     summary = _summarise(config, folder, outcome)
     folder.write(folder.summary, json.dumps(asdict(summary), indent=1))
     return summary
 
 
-def _build(config: RunConfig, world: World) -> Parts:
+async def _drive(
+    config: RunConfig, built: _Built, folder: RunFolder, *, metrics: Metrics, progress: Progress
+) -> Outcome:
+    rollouts = LocalRollouts(built.environment, built.engine, await open_intake(config, built.engine))
+    parts = Parts(
+        trainer=built.trainer, rollouts=rollouts, engine=built.engine, environment=built.environment
+    )
+    return await SynchronousDriver(config, parts, folder, metrics=metrics, progress=progress).run()
+
+
+def _build(config: RunConfig, world: World) -> _Built:
     """Trainer, engine and environment of this process; the small and likely mistakes come first."""
     path = Path(config.model.path)
     limit = context_length(read_config(path))
@@ -94,7 +112,7 @@ def _build(config: RunConfig, world: World) -> Parts:
         exchange=exchange,
         device=world.device,
     )
-    return Parts(trainer=LocalTrainer(trainer, config, exchange), engine=engine, environment=environment)
+    return _Built(trainer=LocalTrainer(trainer, config, exchange), engine=engine, environment=environment)
 
 
 def _require_room(prompt: Prompt, config: RunConfig, limit: int) -> None:

@@ -20,7 +20,7 @@ from onroute.core.config.sections import RunConfig
 from onroute.core.errors import UserError
 from onroute.core.samples import Group, Sample
 from onroute.core.seeds import seed_for
-from onroute.data.batch import flatten, train_batch
+from onroute.data.batch import flatten, whole_batch
 from onroute.data.plan import plan_batch
 from onroute.models.world import World
 from onroute.training.microbatch import Microbatch, assemble, split_by_sample
@@ -120,7 +120,7 @@ def _score_step(config: RunConfig, recorded: Recorded, world: World) -> _Scored:
         [sample.num_tokens for sample in samples], numbers, ranks=1, steps=1,
         layout=config.data.layout, microbatch_tokens=config.data.microbatch_tokens,
     )  # fmt: skip
-    batch = train_batch(samples, numbers, plan, rank=0)
+    batch = whole_batch(samples, numbers, plan, rank=0)
     nothing = np.zeros(len(samples))
     microbatches = [
         assemble(

@@ -10,7 +10,7 @@ from onroute.core.batches import StepReport
 from onroute.core.config.sections import RunConfig
 from onroute.core.errors import UserError
 from onroute.core.samples import Group
-from onroute.data.batch import flatten, train_batch
+from onroute.data.batch import flatten, whole_batch
 from onroute.data.intake import RouteShape, check_rollouts
 from onroute.data.plan import plan_batch
 from onroute.data.recorded import load_rollouts, recorded_steps, step_folder
@@ -59,6 +59,6 @@ def train_on(
             layout=config.data.layout,
             microbatch_tokens=config.data.microbatch_tokens,
         )
-        for step in trainer.train(train_batch(samples, numbers, plan, world.rank)):
+        for step in trainer.train(whole_batch(samples, numbers, plan, world.rank)):
             report(step)
     return trainer
