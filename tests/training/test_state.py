@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from onroute.core.config.sections import RunConfig
 from onroute.core.errors import MachineError, UserError
 from onroute.models.world import World
+from onroute.training.marker import MARKER, Marker, measure, write_marker
 from onroute.training.trainer import Trainer
 from tests.ranks import run_world
 from tests.training.builders import assert_same, batch_for, make_samples, parameters_of, run_config, whole
@@ -147,15 +148,14 @@ def cut(path: Path) -> None:
 
 
 def change_marker(folder: Path, **changes: object) -> None:
-    path = folder / "complete.json"
+    path = folder / MARKER
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def relist(folder: Path) -> None:
     """Make the marker agree with the files, as someone who forges a checkpoint would."""
-    change_marker(
-        folder, files={p.name: p.stat().st_size for p in folder.iterdir() if p.name != "complete.json"}
-    )
+    files = {path.name: measure(path) for path in folder.iterdir() if path.name != MARKER}
+    write_marker(folder, Marker(ranks=1, files=files, facts={}))
 
 
 class Bomb:
@@ -177,13 +177,13 @@ def scramble(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (shutil.rmtree, r"no complete checkpoint \(complete.json is missing"),
+    "no folder": (shutil.rmtree, "no complete checkpoint: complete.json is missing"),
     "no marker": (lambda f: (f / "complete.json").unlink(), "no complete checkpoint"),
     "broken marker": (lambda f: cut(f / "complete.json"), "no complete checkpoint"),
     "marker of something else": (lambda f: (f / "complete.json").write_text("[1]"), "no complete checkpoint"),
-    "data cut off": (lambda f: cut(data_file(f)), r"__0_0.distcp is missing or not \d+ bytes long"),
-    "no data": (lambda f: data_file(f).unlink(), r"__0_0.distcp is missing or not \d+ bytes long"),
-    "no index": (lambda f: (f / ".metadata").unlink(), r".metadata is missing or not \d+ bytes long"),
+    "data cut off": (lambda f: cut(data_file(f)), r"__0_0.distcp is \d+ bytes long and was saved with \d+"),
+    "no data": (lambda f: data_file(f).unlink(), "__0_0.distcp is missing"),
+    "no index": (lambda f: (f / ".metadata").unlink(), ".metadata is missing"),
     "index not listed and missing": (
         lambda f: ((f / ".metadata").unlink(), relist(f)), "the index .metadata is broken"
     ),
@@ -191,7 +191,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "index of something else": (
         lambda f: ((f / ".metadata").write_bytes(pickle.dumps([1, 2])), relist(f)), "holds something else"
     ),
-    "another schema": (lambda f: change_marker(f, schema=99), "checkpoint schema 99, this release reads 1"),
+    "another schema": (lambda f: change_marker(f, schema=99), "checkpoint schema 99, this release reads 2"),
+    "forged facts": (lambda f: change_marker(f, facts={}), "complete.json was changed"),
     "index that calls the shell": (
         lambda f: plant(f, os.system, f"touch {f.parent}/burnt"), r"it names (posix|os)\.system"
     ),
@@ -246,6 +247,7 @@ def test_data_that_cannot_be_read_is_refused(moe: Path, world: World, checkpoint
     folder = tmp_path / "step-2"
     shutil.copytree(checkpoint, folder)
     scramble(folder)
+    relist(folder)
     with pytest.raises(UserError, match=r"its tensors can't be read.*step-2"):
         new_trainer(moe, world).load(folder)
 
@@ -262,7 +264,7 @@ def test_two_ranks_refuse_a_damaged_checkpoint_together(moe: Path, checkpoint: P
     shutil.copytree(checkpoint, folder)
     cut(data_file(folder))
     for message in run_world(2, refused_on_all, moe, folder):
-        assert "is missing or not" in message
+        assert "bytes long and was saved with" in message
 
 
 @pytest.mark.parametrize("place", ["same folder", "other folder"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,14 @@ class World:
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.mesh.get_group())
         return tensor
+
+    def gather(self, value: Result) -> list[Result]:
+        """`value` of every rank, by rank, for small plain values. A collective."""
+        if self.size == 1:
+            return [value]
+        told: list[Result | None] = [None] * self.size
+        dist.all_gather_object(told, value, group=self.mesh.get_group())
+        return cast(list[Result], told)
 
     def together(self, where: str, action: Callable[[], Result]) -> Result:
         """Run `action` on every rank; when it fails on any, raise the first rank's error on all.

@@ -1,17 +1,15 @@
 """A trainer's checkpoint: model, optimizer and random state, written whole or not at all.
 
-Written to a temporary folder, synced, marked complete, then renamed. Every rank writes and reads its
-own shards, so a checkpoint loads on another number of ranks. A checkpoint is untrusted input: its
+Every rank writes and reads its own shards, so a checkpoint loads on another number of ranks. All files
+are compared with the digests in the marker before anything changes. A checkpoint is untrusted input: its
 index may name the plain classes of torch's own format and nothing else.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +19,48 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from onroute.core.errors import MachineError, UserError
 from onroute.core.samples import Json
 from onroute.models.world import World
+from onroute.training.folders import begin, beside, discard, publish, tidy
+from onroute.training.marker import FileMark, Marker, damaged, measure, read_marker, verify, write_marker
 
-SCHEMA = 1
-_MARKER = "complete.json"
+_INDEX = ".metadata"
+_SAVING, _LOADING = "saving a checkpoint", "loading a checkpoint"
 
 
 def save_state(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, facts: dict[str, Json]
 ) -> None:
     """Write a checkpoint to `folder`, replacing one that is there. `facts` are plain values kept
-    beside the tensors. A collective.
+    beside the tensors. `folder.parent` holds checkpoints alone: what a killed save left there goes.
+    A collective.
 
     Raises MachineError on all ranks when it can't be written; a checkpoint that was there is untouched.
     """
-    temporary = folder.with_name(f".{folder.name}.writing")
-    world.together("saving a checkpoint", lambda: _prepare(temporary, world))
     optimizer.zero_grad(set_to_none=True)
-    state = _state(model, optimizer)
-    state[f"rng/{world.rank}"] = torch.get_rng_state()
+    state = _state(model, optimizer) | _random_state(world)
     try:
-        save(state, storage_writer=FileSystemWriter(temporary, sync_files=True))
-    except CheckpointException as error:  # torch raises it on all ranks
-        raise MachineError(
-            "checkpoint-write",
-            f"the checkpoint can't be written: {_first_cause(error)}",
-            str(temporary),
-            "see that the disk has room; the checkpoint before it is still whole",
-        ) from error
-    world.together("saving a checkpoint", lambda: _publish(temporary, folder, world, facts))
+        writing = beside(folder, "writing")
+        _on_first_rank(world, folder, lambda: _begin(folder))
+        _write_tensors(writing, state)
+        own = world.together(_SAVING, lambda: _measure_own(writing, world.rank))
+        files = {name: mark for marks in world.gather(own) for name, mark in marks.items()}
+        marker = Marker(ranks=world.size, files=files, facts=facts)
+        _on_first_rank(world, folder, lambda: _complete(folder, marker))
+    except MachineError:
+        if world.rank == 0:
+            discard(folder)  # the run's last words need the room on a full disk
+        raise
 
 
 def load_state(
@@ -64,51 +69,79 @@ def load_state(
     """Restore what `save_state` wrote into `model` and `optimizer`; the facts kept with it. A collective.
 
     Raises UserError on all ranks, with nothing changed, when the checkpoint is missing, incomplete,
-    of another schema or of another model.
+    damaged, of another schema or of another model.
     """
-    marker = world.together("loading a checkpoint", lambda: read_marker(folder))
-    reader = _PlainReader(folder)
+    marker = _verified(folder, world)
     optimizer.zero_grad(set_to_none=True)
     state = _state(model, optimizer)
-    saved_ranks = int(marker["ranks"])
-    own_rng = f"rng/{world.rank}"
-    if world.rank < saved_ranks:
-        state[own_rng] = torch.get_rng_state()
-    world.together(
-        "loading a checkpoint", lambda: _require_same_tensors(reader.read_metadata(), state, folder)
-    )
-    try:
-        load(state, storage_reader=reader)
-    except CheckpointException as error:
-        raise _unusable(folder, f"its tensors can't be read: {_first_cause(error)}") from error
+    random = _random_state(world) if world.rank < marker.ranks else {}
+    _read_tensors(folder, state, random, world)
     _, optimizer_state = get_state_dict(model, optimizer)
     optimizer_state["state"] = state["optimizer"]
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=optimizer_state)
-    rng = state.get(own_rng)
-    if isinstance(rng, Tensor):
-        torch.set_rng_state(rng)
-    facts: dict[str, Json] = marker["facts"]
-    return facts
+    _restore_random_state(random, world)
+    return dict(marker.facts)
 
 
-def read_marker(folder: Path) -> dict[str, Any]:
-    """The marker of a complete checkpoint. Raises UserError when there is none, a file it lists is
-    missing or has another size, or the schema is not this one's."""
-    path = folder / _MARKER
+def load_weights(folder: Path, model: nn.Module, world: World) -> dict[str, Json]:
+    """Restore the model alone, into float32 parameters; the facts. Raises like `load_state`."""
+    marker = _verified(folder, world)
+    state: dict[str, Any] = {"model": get_model_state_dict(model)}
+    _read_tensors(folder, state, {}, world)
+    set_model_state_dict(model, state["model"])
+    return dict(marker.facts)
+
+
+def _verified(folder: Path, world: World) -> Marker:
+    """The marker, when all files are what it says. The ranks share the reading of the big ones."""
+
+    def check() -> Marker:
+        marker = read_marker(folder)
+        data = sorted(marker.files.keys() - {_INDEX})
+        verify(folder, marker, [*(marker.files.keys() & {_INDEX}), *data[world.rank :: world.size]])
+        return marker
+
+    return world.together(_LOADING, check)
+
+
+def _write_tensors(writing: Path, state: dict[str, Any]) -> None:
     try:
-        marker = json.loads(path.read_text())
-        files = {str(name): int(size) for name, size in marker["files"].items()}
-        schema, _, _ = int(marker["schema"]), int(marker["ranks"]), marker["facts"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unusable(folder, f"no complete checkpoint ({_MARKER} is missing or broken)") from error
-    if schema != SCHEMA:
-        raise _unusable(folder, f"checkpoint schema {schema}, this release reads {SCHEMA}")
-    for name, size in files.items():
-        file = folder / name
-        if not file.is_file() or file.stat().st_size != size:
-            raise _unusable(folder, f"{name} is missing or not {size} bytes long")
-    result: dict[str, Any] = marker
-    return result
+        save(state, storage_writer=FileSystemWriter(writing, sync_files=True))
+    except CheckpointException as error:  # torch raises it on all ranks
+        raise _unwritable(writing, _first_cause(error)) from error
+
+
+def _read_tensors(folder: Path, state: dict[str, Any], random: dict[str, Tensor], world: World) -> None:
+    """Fill the tensors in `state` and `random`, in place; `random` loses what was not saved."""
+    reader = _PlainReader(folder)
+
+    def check() -> None:
+        metadata = reader.read_metadata()
+        _require_same_tensors(metadata, state, folder)
+        for name in [name for name in random if name not in metadata.state_dict_metadata]:
+            del random[name]
+
+    world.together(_LOADING, check)
+    try:
+        load(state | random, storage_reader=reader)
+    except CheckpointException as error:
+        raise damaged(folder, f"its tensors can't be read: {_first_cause(error)}") from error
+
+
+def _random_state(world: World) -> dict[str, Tensor]:
+    """The generators of this rank: the CPU's, and its GPU's where it has one."""
+    state = {f"rng/{world.rank}": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        state[f"rng/{world.rank}/cuda"] = torch.cuda.get_rng_state(world.device)
+    return state
+
+
+def _restore_random_state(state: Mapping[str, Tensor], world: World) -> None:
+    for name, value in state.items():
+        if name.endswith("/cuda"):
+            torch.cuda.set_rng_state(value, world.device)
+        else:
+            torch.set_rng_state(value)
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -134,47 +167,68 @@ def _fill_moments(optimizer: torch.optim.Optimizer) -> None:
                 }
 
 
-def _prepare(temporary: Path, world: World) -> None:
-    if world.rank == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+def _on_first_rank(world: World, folder: Path, action: Callable[[], object]) -> None:
+    def run() -> None:
+        if world.rank == 0:
+            with _machine_errors(folder):
+                action()
+
+    world.together(_SAVING, run)
 
 
-def _publish(temporary: Path, folder: Path, world: World, facts: dict[str, Json]) -> None:
-    if world.rank != 0:
-        return
-    files = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
-    marker = {"schema": SCHEMA, "ranks": world.size, "files": files, "facts": facts}
-    with (temporary / _MARKER).open("w") as file:
-        json.dump(marker, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
-    sync_folder(folder.parent)
+def _begin(folder: Path) -> None:
+    tidy(folder.parent)
+    begin(folder)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _complete(folder: Path, marker: Marker) -> None:
+    write_marker(beside(folder, "writing"), marker)
+    publish(folder)
+
+
+def _measure_own(writing: Path, rank: int) -> dict[str, FileMark]:
+    """What this rank wrote; the index is the first rank's."""
+    with _machine_errors(writing):
+        paths = sorted(writing.glob(f"__{rank}_*"))
+        return {path.name: measure(path) for path in ([writing / _INDEX, *paths] if rank == 0 else paths)}
+
+
+@contextmanager
+def _machine_errors(folder: Path) -> Iterator[None]:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        raise _unwritable(folder, error.strerror or type(error).__name__) from error
+
+
+def _unwritable(folder: Path, cause: str) -> MachineError:
+    return MachineError(
+        "checkpoint-write",
+        f"the checkpoint can't be written: {cause}",
+        str(folder),
+        "see that the disk has room; the checkpoint before it is still whole",
+    )
 
 
 def _require_same_tensors(metadata: Metadata, state: dict[str, Any], folder: Path) -> None:
     flat, _ = flatten_state_dict(state)
-    saved = {key for key in metadata.state_dict_metadata if not key.startswith("rng/")}
-    wanted = {key for key in flat if not key.startswith("rng/")}
-    if saved != wanted:
-        missing, extra = sorted(wanted - saved)[:5], sorted(saved - wanted)[:5]
-        raise _unusable(folder, f"checkpoint of another model (missing {missing}, extra {extra})")
+    saved = {key for key in metadata.state_dict_metadata if key.partition(".")[0] in state}
+    if saved != flat.keys():
+        missing, extra = sorted(flat.keys() - saved)[:5], sorted(saved - flat.keys())[:5]
+        raise _of_another_model(folder, f"missing {missing}, extra {extra}")
     for key, tensor in flat.items():
-        size = getattr(metadata.state_dict_metadata.get(key), "size", None)
+        size = getattr(metadata.state_dict_metadata[key], "size", None)
         if size != tensor.shape:
-            sizes = f"{key} is {list(size or ())}, here {list(tensor.shape)}"
-            raise _unusable(folder, f"checkpoint of another model ({sizes})")
+            raise _of_another_model(folder, f"{key} is {list(size or ())}, here {list(tensor.shape)}")
+
+
+def _of_another_model(folder: Path, difference: str) -> UserError:
+    return UserError(
+        "checkpoint-model",
+        f"checkpoint of another model ({difference})",
+        str(folder),
+        "set model.path to the model of the run, or start again",
+    )
 
 
 def _first_cause(error: CheckpointException) -> str:
@@ -183,15 +237,11 @@ def _first_cause(error: CheckpointException) -> str:
     return f"{type(cause).__name__}: {words[0]} (rank {rank})"
 
 
-def _unusable(folder: Path, what: str) -> UserError:
-    return UserError("checkpoint", what, str(folder), "choose another checkpoint of the run, or start again")
-
-
 class _PlainReader(FileSystemReader):
     """Reads torch's checkpoint index without letting it name code to run."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = Path(str(self.path)) / ".metadata"
+        path = Path(str(self.path)) / _INDEX
         try:
             with path.open("rb") as file:
                 metadata = _PlainUnpickler(file).load()
@@ -204,9 +254,9 @@ class _PlainReader(FileSystemReader):
             ValueError,
             OSError,
         ) as error:
-            raise _unusable(path.parent, f"the index .metadata is broken ({error})") from error
+            raise damaged(path.parent, f"the index {_INDEX} is broken ({error})") from error
         if not isinstance(metadata, Metadata):
-            raise _unusable(path.parent, "the index .metadata holds something else")
+            raise damaged(path.parent, f"the index {_INDEX} holds something else")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata

@@ -29,6 +29,7 @@ from onroute.models.shard import load_sharded
 from onroute.models.world import World
 from onroute.routing.dense import refuse_dense
 from onroute.routing.session import ReplaySession
+from onroute.training.marker import damaged
 from onroute.training.microbatch import Microbatch, assemble
 from onroute.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from onroute.training.routes import TrainerRoutes
@@ -144,18 +145,20 @@ class Trainer:
             self.model,
             self._optimizer,
             self.world,
-            {"trainer_steps": self._optimizer_steps, **facts},
+            {
+                "trainer_steps": self._optimizer_steps,
+                "trainer_skipped_in_a_row": self._skipped_in_a_row,
+                **facts,
+            },
         )
 
     def load(self, folder: Path) -> dict[str, Json]:
         """Restore a checkpoint; the facts saved with it. Raises UserError when it can't be used."""
         facts = load_state(folder, self.model, self._optimizer, self.world)
-        steps = facts.pop("trainer_steps", None)
-        if not isinstance(steps, int):
-            raise CheckError(
-                "checkpoint", f"trainer_steps is {steps!r}", str(folder), "choose another checkpoint"
-            )
-        self._optimizer_steps = steps
+        steps, skipped = facts.pop("trainer_steps", None), facts.pop("trainer_skipped_in_a_row", None)
+        if not isinstance(steps, int) or not isinstance(skipped, int):
+            raise damaged(folder, f"the trainer's facts are steps {steps!r}, skipped in a row {skipped!r}")
+        self._optimizer_steps, self._skipped_in_a_row = steps, skipped
         return facts
 
     def _advantages(self, batch: TrainBatch) -> Advantages:
