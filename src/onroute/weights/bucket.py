@@ -39,7 +39,8 @@ class BucketSource(Protocol):
     """The receiving end of a transport."""
 
     def receive(self, offer: WeightOffer) -> Generator[Bucket, None, None]:
-        """The buckets of `offer`, verified, in order."""
+        """The buckets of `offer`, verified, in order. A bucket's tensors keep their values until the next
+        is asked for; close the generator to stop early."""
         ...
 
 
