@@ -56,6 +56,7 @@ def open_receiver(index: int, *, device: torch.device = CPU, deadline_s: float =
     """The receiver with this index; tensors arrive on `device`, of the sender's kind. See `Receiver`."""
     return Receiver(_Incoming(index, device, deadline_s), index=index, deadline_s=deadline_s)
 
+
 DESTROY_S = 1.0
 """Enough to leave a group in which nothing hangs; a thread that still does so at exit would crash it."""
 

@@ -23,6 +23,8 @@ from onroute.weights.messages import Done, Failure, Message, decode, encode
 LENGTH = struct.Struct("!I")
 CHUNK_BYTES = 1 << 18
 MAX_FILES = 8
+LAST_WORDS_S = 1.0
+"""How long a peer that no longer reads may delay this side's own end."""
 POLL_S = 0.1
 """How long a wait may go without a look at whether it was told to stop."""
 
@@ -96,6 +98,7 @@ class Line:
     def send_last(self, message: Message) -> None:
         """Tell the peer, if it still listens, and close."""
         with suppress(OSError):
+            self._connection.settimeout(LAST_WORDS_S)
             self.send(message)
         self.close()
 
@@ -122,7 +125,8 @@ class Lines:
         try:
             line.send(message, files)
         except OSError as error:
-            self.look()
+            while not line.is_over and readable([line], 0.0):
+                self.look()
             raise self._lost(line, f"it could be told of {type(message).__name__} ({error})") from error
 
     def tell_all(self, message: Message) -> None:
