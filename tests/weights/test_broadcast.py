@@ -1,4 +1,4 @@
-"""The process group of a broadcast: kept while it works, built anew when not, apart from the trainer's own."""
+"""The process group of a broadcast: kept while it works, built anew when not, apart from the trainer's."""
 
 from __future__ import annotations
 
