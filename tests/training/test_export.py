@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from onroute.models.world import World
-from onroute.training.export import export_model
+from onroute.training.export import export_model, published_dtypes, write_model
 from onroute.training.trainer import Trainer
 from tests.training.builders import assert_same, batch_for, make_samples, parameters_of, run_config
 from tests.training.conftest import FolderOf
@@ -42,3 +44,48 @@ def test_an_export_replaces_the_one_before_and_leaves_nothing_else(moe: Path, wo
     assert not (tmp_path / "model" / "stale.json").exists()
     again = Trainer(run_config(tmp_path / "model"), world, total_steps=1)
     assert_same(parameters_of(again.model), parameters_of(trainer.model))
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3_moe"])
+def test_a_model_in_several_files_is_read_like_one_in_one(
+    folder_of: FolderOf, world: World, tmp_path: Path, model_type: str
+):
+    origin = folder_of(model_type)
+    trainer = Trainer(run_config(origin, routing={"replay": "off"}), world, total_steps=1)
+    dtypes = published_dtypes(origin, torch.float32)
+    folder = tmp_path / "model"
+    write_model(
+        trainer.weights(), origin, folder, world, dtype=torch.float32, dtypes=dtypes, shard_bytes=100_000
+    )
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert len(files) > 3
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert_same(parameters_of(loaded), parameters_of(trainer.model))
+
+
+def test_what_a_family_keeps_in_float32_stays_so_in_bfloat16(
+    folder_of: FolderOf, world: World, tmp_path: Path
+):
+    """deepseek_v3 adds a bias to its routers' scores that bfloat16 would round away."""
+    origin = folder_of("deepseek_v3")
+    trainer = Trainer(run_config(origin, routing={"replay": "off"}), world, total_steps=1)
+    dtypes = published_dtypes(origin, torch.bfloat16)
+    write_model(trainer.weights(), origin, tmp_path / "model", world, dtype=torch.bfloat16, dtypes=dtypes)
+    written = load_file(tmp_path / "model" / "model.safetensors")
+    kept = {name for name, tensor in written.items() if tensor.dtype == torch.float32}
+    assert {name.partition(".mlp.gate.")[2] for name in kept} == {"weight", "e_score_correction_bias"}
+    assert {tensor.dtype for tensor in written.values()} == {torch.float32, torch.bfloat16}
+
+
+def test_an_export_that_fails_leaves_nothing(moe: Path, world: World, tmp_path: Path):
+    trainer = Trainer(run_config(moe), world, total_steps=1)
+
+    def failing() -> Iterator[dict[str, torch.Tensor]]:
+        yield next(iter(trainer.weights()))
+        raise OSError(28, "No space left on device")
+
+    dtypes = published_dtypes(moe, torch.float32)
+    with pytest.raises(OSError, match="No space left"):
+        write_model(failing(), moe, tmp_path / "model", world, dtype=torch.float32, dtypes=dtypes)
+    assert list(tmp_path.iterdir()) == []

@@ -88,15 +88,16 @@ def test_a_run_goes_on_in_new_processes_as_if_it_had_not_stopped(moe: Path, tmp_
         assert all(bool(moment.any()) for moment in new_moments.values())
 
 
-def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_the_other_way_round(
-    moe: Path, world: World, tmp_path: Path
+@pytest.mark.parametrize(("before", "others"), [(1, (2,)), (2, (1, 4))])
+def test_a_checkpoint_goes_on_with_fewer_ranks_or_more(
+    moe: Path, tmp_path: Path, before: int, others: tuple[int, ...]
 ):
-    for before, after in ((2, 1), (1, 2)):
-        folder = tmp_path / f"{before}-{after}"
-        losses, parameters, moments = run_world(before, save_halfway, moe, folder)[0]
+    folder = tmp_path / "step-3"
+    losses, parameters, moments = run_world(before, save_halfway, moe, folder)[0]
+    for after in others:
         for new_losses, new_parameters, new_moments in run_world(after, go_on, moe, folder):
             assert_same(new_moments, moments)
-            assert new_losses == pytest.approx(losses, rel=1e-4, abs=1e-6)
+            assert new_losses == pytest.approx(losses, rel=0, abs=1e-5)
             for name, value in parameters.items():
                 torch.testing.assert_close(new_parameters[name], value, rtol=0, atol=1e-4)
 

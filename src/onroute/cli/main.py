@@ -13,6 +13,7 @@ from onroute.cli.check import check
 from onroute.cli.compare import compare
 from onroute.cli.config import config
 from onroute.cli.demo import demo
+from onroute.cli.export import export
 from onroute.cli.failures import guarded
 from onroute.cli.train import train
 
@@ -30,6 +31,7 @@ COMMANDS = (
     Command(run=train, overrides=True),
     Command(run=check),
     Command(run=compare),
+    Command(run=export),
     Command(run=config),
 )
 

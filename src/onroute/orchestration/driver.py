@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic
 
@@ -23,11 +24,15 @@ from onroute.data.stream import PromptStream, StreamState
 from onroute.observability.metrics import Metrics
 from onroute.observability.progress import Phase, Progress
 from onroute.observability.spans import Spans
+from onroute.observability.trackers.jsonl import read_metrics
+from onroute.orchestration.checkpoints import BestStep, rotate
 from onroute.orchestration.evaluate import Evaluation, evaluate
-from onroute.orchestration.folder import RunFolder, keep_newest, numbered, step_path
+from onroute.orchestration.folder import RunFolder, step_path
 from onroute.orchestration.handles import Held, Rollout, RolloutHandle, TrainerHandle
 from onroute.orchestration.intake import rollout_metrics
+from onroute.orchestration.resume import config_facts, find_resumption, naming_the_others
 from onroute.orchestration.together import together
+from onroute.training.marker import damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,7 @@ class Outcome:
 
 
 class SynchronousDriver(Generic[Held]):
-    """Drives one run from its first to its last step, or from its newest checkpoint."""
+    """Drives one run from its first to its last step, or from the checkpoint that `run.resume` asks for."""
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class SynchronousDriver(Generic[Held]):
         self._version = 0
         self._step = 0
         self._saved_step: int | None = None
+        self._best = BestStep(config.checkpoint.best)
         self._evaluations: dict[str, Evaluation] = {}
         self._seconds: dict[str, float] = {}
         self._last_metrics: dict[str, float] = {}
@@ -93,7 +99,8 @@ class SynchronousDriver(Generic[Held]):
                 await self._save()
             raise
         finally:
-            self._spans.write_trace(self._folder.path / "trace.json")
+            with suppress(OSError):  # a full disk must not hide the error that ended the run
+                self._spans.write_trace(self._folder.path / "trace.json")
             await engine.close()
         self._seconds["total"] = time.monotonic() - begun
         return Outcome(evaluations=self._evaluations, seconds=self._seconds, last_metrics=self._last_metrics)
@@ -159,7 +166,7 @@ class SynchronousDriver(Generic[Held]):
         metrics = {**_mean_over_steps([r.metrics for r in reports]), **rollout_metrics(facts), **pushed}
         tokens = sum(fact.num_tokens for fact in facts)
         metrics |= {"perf/step_s": seconds, "perf/tokens_per_s": tokens / seconds, **self._spans.take()}
-        self._metrics.log(step, metrics)
+        self._log(step, metrics)
         self._last_metrics = metrics
         phase.update(step, metrics)
         if self._config.checkpoint.every and step % self._config.checkpoint.every == 0:
@@ -172,7 +179,7 @@ class SynchronousDriver(Generic[Held]):
             evaluation = await self._evaluate(f"step {step}")
             phase.update(step, evaluation.metrics if evaluation is not None else {})
 
-    async def _generate(self, step: int) -> list[Rollout[Held]]:
+    async def _generate(self, step: int) -> Sequence[Rollout[Held]]:
         """All rollouts of a step, started together so that the engine sees them as one batch."""
         return await together(
             self._parts.rollouts.rollout(
@@ -197,8 +204,12 @@ class SynchronousDriver(Generic[Held]):
         self._evaluations[stage] = result
         # The model before its supervised phase is another one; its point would spoil the RL curve.
         if not (stage == "before" and self._config.run.supervised_steps):
-            self._metrics.log(self._step, result.metrics)
+            self._log(self._step, result.metrics)
         return result
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._metrics.log(step, metrics)
+        self._best.see(step, metrics)
 
     def _is_recorded(self, step: int) -> bool:
         checkpoint = self._config.checkpoint
@@ -211,24 +222,30 @@ class SynchronousDriver(Generic[Held]):
             facts: dict[str, Json] = {
                 "step": self._step, "weight_version": self._version,
                 "stream": {"seed": state.seed, "cursor": state.cursor},
+                "config": config_facts(self._config),
             }  # fmt: skip
             await self._parts.trainer.save(step_path(self._folder.checkpoints, self._step), facts)
-            keep_newest(self._folder.checkpoints, self._config.checkpoint.keep)
+            keep = self._config.checkpoint.keep
+            rotate(self._folder.checkpoints, newest=self._step, keep=keep, best=self._best.step)
         self._saved_step = self._step
+        if self._best.metric and self._best.step is None:
+            self._progress.note(f"checkpoint.best: {self._best.metric} has not been measured so far")
 
     async def _resume(self) -> bool:
-        """Restore the newest checkpoint, if the run is to be resumed and has one, and push it first."""
-        saved = numbered(self._folder.checkpoints) if self._config.run.resume == "auto" else {}
-        if not saved:
+        """Restore a checkpoint, if the run is to be resumed and has one, and push it first."""
+        found = find_resumption(self._folder, self._config)
+        if found is None:
             return False
-        newest = saved[max(saved)]
-        facts = await self._parts.trainer.load(newest)
+        try:
+            facts = await self._parts.trainer.load(found.path)
+        except UserError as error:
+            raise naming_the_others(error, self._folder, found.step) from error
         match facts:
             case {
                 "step": int(step),
                 "weight_version": int(version),
                 "stream": {"seed": int(seed), "cursor": int(cursor)},
-            }:
+            } if step == found.step:
                 self._step = self._saved_step = step
                 self._version = version - 1
                 state = StreamState(seed=seed, cursor=cursor)
@@ -236,14 +253,14 @@ class SynchronousDriver(Generic[Held]):
                     self._parts.environment, seed=self._config.run.seed, state=state
                 )
             case _:
-                raise UserError(
-                    "checkpoint",
-                    "the driver's part of the checkpoint is broken",
-                    str(newest),
-                    "remove this checkpoint and resume from the one before",
-                )
+                raise damaged(found.path, "the driver's part of it is broken")
+        for row in read_metrics(self._folder.metrics):
+            self._best.see(row.step, row.values)
         await self._push()
-        self._progress.note(f"resumed after step {step} from {newest}")
+        for line in found.notes():
+            self._progress.note(line)
+        if step == self._config.run.steps:
+            self._progress.note(f"all {step} steps were done before; raise run.steps to go on")
         return True
 
 

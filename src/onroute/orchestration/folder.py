@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +18,17 @@ def step_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}"
 
 
+def step_of(name: str) -> int | None:
+    """The step that a folder's name says; None for the name of something else."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def numbered(folder: Path) -> dict[int, Path]:
     """The folders of steps in `folder`, by step, ascending."""
     if not folder.is_dir():
         return {}
-    found = {int(match[1]): path for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))}
+    found = {step: path for path in folder.iterdir() if (step := step_of(path.name)) is not None}
     return dict(sorted(found.items()))
 
 
@@ -97,10 +102,3 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-
-
-def keep_newest(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` steps in `folder`."""
-    found = numbered(folder)
-    for step in list(found)[: max(0, len(found) - keep)]:
-        shutil.rmtree(found[step])

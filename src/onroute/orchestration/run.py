@@ -25,9 +25,10 @@ from onroute.observability.metrics import Metrics, open_metrics
 from onroute.observability.plots import plot_run
 from onroute.observability.progress import Progress
 from onroute.orchestration.driver import Outcome, Parts, SynchronousDriver
-from onroute.orchestration.folder import RunFolder, numbered
+from onroute.orchestration.folder import RunFolder
 from onroute.orchestration.intake import open_intake
 from onroute.orchestration.local import LocalRollouts, LocalTrainer
+from onroute.orchestration.resume import find_resumption
 from onroute.training.trainer import Trainer
 from onroute.weights.local import LocalExchange
 
@@ -67,6 +68,7 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
     folder = RunFolder(Path(config.run.folder))
     if config.run.resume == "never":
         folder.require_free()
+    resumption = find_resumption(folder, config)
     with open_world(timeout_s=config.parallel.timeout_s, threads=config.run.threads) as world:
         if world.size > 1:
             raise UserError(
@@ -78,7 +80,7 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
         built = _build(config, world)
         folder.create()
         folder.write(folder.config, dump_toml(config))
-        kept = max(numbered(folder.checkpoints), default=None) if config.run.resume == "auto" else None
+        kept = resumption.step if resumption is not None else None
         trackers = config.tracking.trackers
         with open_metrics(folder.path, trackers, resumed_from=kept) as metrics, progress:
             outcome = asyncio.run(_drive(config, built, folder, metrics=metrics, progress=progress))

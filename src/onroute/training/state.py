@@ -8,6 +8,7 @@ index may name the plain classes of torch's own format and nothing else.
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,9 +203,12 @@ def _machine_errors(folder: Path) -> Iterator[None]:
 
 
 def _unwritable(folder: Path, cause: str) -> MachineError:
+    # torch's zip writer hides a full disk behind words of its own, so the free space is told with them.
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(place).free / (1 << 20)
     return MachineError(
         "checkpoint-write",
-        f"the checkpoint can't be written: {cause}",
+        f"the checkpoint can't be written: {cause} ({free:,.1f} MiB free)",
         str(folder),
         "see that the disk has room; the checkpoint before it is still whole",
     )

@@ -37,6 +37,17 @@ def test_a_float_may_be_written_as_number_or_text_in_file_and_flag(tmp_path, tex
         assert isinstance(config.optimizer.lr, float)
 
 
+@pytest.mark.parametrize(("text", "value"), [('"auto"', "auto"), ("40", 40)])
+def test_a_step_to_resume_from_is_a_number_and_the_other_ways_are_words(tmp_path, text, value):
+    assert load(tmp_path, "", f"--run.resume={text}").run.resume == value
+    config = load(tmp_path, base=SMALLEST.replace("[run]\n", f"[run]\nresume = {text}\n"))
+    assert config.run.resume == value
+    assert complaints(tmp_path, "", "--run.resume=atuo") == [
+        '[config-type] run.resume takes one of "never", "auto" or integer, got atuo; '
+        '--run.resume on the command line; did you mean "auto"?'
+    ]
+
+
 def test_a_whole_number_is_a_float_where_one_is_asked_for(tmp_path):
     lr = load(tmp_path, "[optimizer]\nlr = 1\nclip_norm = 2").optimizer.lr
     assert lr == 1.0

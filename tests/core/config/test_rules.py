@@ -54,6 +54,8 @@ BAD_VALUES = [
     ("parallel.timeout_s", "inf"),
     ("checkpoint.every", "-1"),
     ("checkpoint.keep", "0"),
+    ("run.resume", "0"),
+    ("run.resume", "-3"),
     ("checkpoint.recorded_steps", "-1"),
     ("checkpoint.record_every", "0"),
     ("run.folder", '""'),

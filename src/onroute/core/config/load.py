@@ -181,7 +181,8 @@ def _missing(path: str, key: Key) -> Violation:
 def _wrong_type(path: str, expected: TypeHint, raw: object) -> Violation:
     label = expected if isinstance(expected, str) else type_label(expected)
     given = raw.text if isinstance(raw, CommandLineText) else json.dumps(plain(raw), default=str)
-    choices = [f'"{choice}"' for choice in get_args(expected) if isinstance(choice, str)]
+    kinds = () if isinstance(expected, str) else members(expected)
+    choices = [f'"{choice}"' for kind in kinds for choice in get_args(kind) if isinstance(choice, str)]
     near = nearest(f'"{given.strip(chr(34))}"', choices)
     return Violation(
         code="config-type",

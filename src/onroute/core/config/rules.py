@@ -167,6 +167,12 @@ RULES = (
     _at_least("checkpoint.record_every", 1),
     _at_least("run.steps", 1),
     _at_least("run.seed", 0),
+    Rule(
+        keys=("run.resume",),
+        holds=lambda c, _: not isinstance(c.run.resume, int) or c.run.resume >= 1,
+        must="must be a step from 1 on",
+        fix='set "auto", "never" or the step of a checkpoint',
+    ),
     _at_least("run.eval_every", 0),
     _at_least("run.eval_prompts", 0),
     _at_least("run.eval_samples", 1),

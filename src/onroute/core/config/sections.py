@@ -127,6 +127,8 @@ class CheckpointConfig:
     """Save after this many steps; 0 saves only at the end."""
     keep: int = 2
     """Checkpoints kept; older ones are removed."""
+    best: str = ""
+    """Keep one more: the first at or after the step where this metric was highest, e.g. eval/accuracy."""
     recorded_steps: int = 2
     """Last recorded steps that are kept: rollouts and the weights that sampled them; 0 records none."""
     record_every: int = 10
@@ -149,8 +151,9 @@ class RunSection:
     """Batches to train on."""
     seed: int = 0
     """Everything random in the run derives from it."""
-    resume: Literal["never", "auto"] = "never"
-    """auto: go on from the newest checkpoint in the run folder, or start when there is none."""
+    resume: Literal["never", "auto"] | int = "never"
+    """auto: go on from the newest checkpoint in the run folder, or start when there is none. A number: go
+    on from the checkpoint of that step; later ones go with the next save."""
     eval_every: int = 0
     """Held-out evaluation after this many steps; 0 evaluates only before and after."""
     eval_prompts: int = 256

@@ -27,8 +27,9 @@ class CommandLineText:
         except tomllib.TOMLDecodeError:
             return self.text
         value: object = document["value"] if len(document) == 1 else self.text
-        takes_text = any(member is str or origin(member) is Literal for member in members(hint))
-        return self.text if takes_text and not isinstance(value, str) else value
+        kinds = members(hint)
+        takes_text = any(kind is str or origin(kind) is Literal for kind in kinds)
+        return self.text if takes_text and type(value) not in (str, *kinds) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
