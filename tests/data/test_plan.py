@@ -151,3 +151,20 @@ def test_no_rank_carries_more_than_the_mean_and_one_sample(batch):
     ]
     assert max(loads) <= sum(loads) / len(loads) + max(lengths)
     assert max(loads) - min(loads) <= max(lengths)
+
+
+def test_whole_groups_stay_on_one_rank_and_are_balanced_by_their_tokens():
+    # groups of 10, 6 and 4 tokens: the first alone, the other two together
+    lengths, groups = [5, 5, 3, 3, 2, 2], [7, 7, 8, 8, 9, 9]
+    plan = plan_batch(
+        lengths, groups, ranks=2, steps=1, layout="packed", microbatch_tokens=100, whole_groups=True
+    )
+    assert plan.samples_of(0) == (0, 1)
+    assert plan.samples_of(1) == (2, 3, 4, 5)
+
+
+def test_without_whole_groups_samples_go_where_there_is_room():
+    lengths, groups = [5, 5, 3, 3], [0, 0, 1, 1]
+    plan = plan_batch(lengths, groups, ranks=2, steps=1, layout="packed", microbatch_tokens=100)
+    assert plan.samples_of(0) == (0, 2)
+    assert plan.samples_of(1) == (1, 3)

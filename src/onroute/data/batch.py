@@ -17,6 +17,11 @@ def flatten(groups: Sequence[Group]) -> tuple[list[Sample], list[int]]:
     return samples, numbers
 
 
+def facts_of(group: Group) -> tuple[SampleFacts, ...]:
+    """The facts of a group's samples, in order."""
+    return tuple(SampleFacts.of(sample) for sample in group.samples)
+
+
 def train_batch(
     plan: BatchPlan,
     rank: int,

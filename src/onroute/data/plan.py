@@ -21,6 +21,7 @@ def plan_batch(
     layout: Layout,
     microbatch_tokens: int,
     row_multiple: int = 1,
+    whole_groups: bool = False,
 ) -> BatchPlan:
     """Plan one batch; the same arguments give the same plan on every rank.
 
@@ -30,7 +31,8 @@ def plan_batch(
     of microbatches, empty ones where it runs out; a rank may have only those.
 
     microbatch_tokens bounds the tokens of a microbatch, padding included. row_multiple is what
-    `lay_out` pads rows to.
+    `lay_out` pads rows to. whole_groups keeps the samples of a group on one rank, so that they travel
+    once; balance is then by groups.
 
     Raises:
         CheckError: no samples, or lengths and groups that do not match.
@@ -39,7 +41,9 @@ def plan_batch(
     _check(lengths, groups, steps=steps, microbatch_tokens=microbatch_tokens, row_multiple=row_multiple)
     planned = []
     for step in _split_by_group(groups, steps):
-        per_rank = balance(step, lengths, ranks)
+        per_rank = (
+            balance_groups(step, groups, lengths, ranks) if whole_groups else balance(step, lengths, ranks)
+        )
         cut = partial(
             microbatch,
             lengths=lengths,
@@ -66,6 +70,19 @@ def balance(samples: Sequence[int], lengths: Sequence[int], ranks: int) -> list[
         chosen[rank].append(sample)
         load[rank] += lengths[sample]
     return chosen
+
+
+def balance_groups(
+    samples: Sequence[int], groups: Sequence[int], lengths: Sequence[int], ranks: int
+) -> list[list[int]]:
+    """The same with whole groups in place of samples."""
+    members: dict[int, list[int]] = {}
+    for sample in samples:
+        members.setdefault(groups[sample], []).append(sample)
+    units = list(members.values())
+    sizes = [sum(lengths[sample] for sample in unit) for unit in units]
+    spread = balance(range(len(units)), sizes, ranks)
+    return [[sample for unit in chosen for sample in units[unit]] for chosen in spread]
 
 
 def microbatch(

@@ -31,7 +31,6 @@ from onroute.orchestration.folder import RunFolder, step_path
 from onroute.orchestration.handles import Held, Rollout, RolloutHandle, TrainerHandle
 from onroute.orchestration.intake import rollout_metrics
 from onroute.orchestration.resume import config_facts, find_resumption, naming_the_others
-from onroute.orchestration.together import together
 from onroute.training.marker import damaged
 
 
@@ -180,14 +179,11 @@ class SynchronousDriver(Generic[Held]):
             phase.update(step, evaluation.metrics if evaluation is not None else {})
 
     async def _generate(self, step: int) -> Sequence[Rollout[Held]]:
-        """All rollouts of a step, started together so that the engine sees them as one batch."""
-        return await together(
-            self._parts.rollouts.rollout(
-                prompt, n=self._config.data.samples_per_prompt, sampling=self._sampling,
-                seed=seed_for(self._config.run.seed, "rollout", step, prompt.id),
-            )
-            for prompt in self._stream.take(self._config.data.prompts_per_step)
-        )  # fmt: skip
+        prompts = self._stream.take(self._config.data.prompts_per_step)
+        seeds = [seed_for(self._config.run.seed, "rollout", step, prompt.id) for prompt in prompts]
+        return await self._parts.rollouts.rollout(
+            prompts, seeds, n=self._config.data.samples_per_prompt, sampling=self._sampling
+        )
 
     async def _push(self) -> Mapping[str, float]:
         self._version += 1

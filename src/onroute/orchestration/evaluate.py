@@ -14,7 +14,6 @@ from onroute.core.sampling import SamplingParams
 from onroute.core.seeds import seed_for
 from onroute.observability.evaluation import evaluation_metrics
 from onroute.orchestration.handles import RolloutHandle
-from onroute.orchestration.together import together
 
 CORRECT_FROM = 1.0 - 1e-6
 """A sample counts as right when its reward reaches full marks."""
@@ -37,12 +36,7 @@ async def evaluate(
 ) -> Evaluation:
     """Sample every held-out problem; the same seeds each time, so that two evaluations are paired."""
     prompts = [environment.prompt("held_out", index) for index in range(config.run.eval_prompts)]
-    sampled = await together(
-        rollouts.rollout(
-            prompt, n=config.run.eval_samples, sampling=sampling,
-            seed=seed_for(config.run.seed, "evaluation", prompt.id),
-        )
-        for prompt in prompts
-    )  # fmt: skip
+    seeds = [seed_for(config.run.seed, "evaluation", prompt.id) for prompt in prompts]
+    sampled = await rollouts.rollout(prompts, seeds, n=config.run.eval_samples, sampling=sampling)
     right = [[fact.reward >= CORRECT_FROM for fact in rollout.facts] for rollout in sampled]
     return Evaluation(metrics=evaluation_metrics(right), accuracy=np.array([np.mean(row) for row in right]))

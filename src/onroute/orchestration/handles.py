@@ -36,9 +36,13 @@ class RolloutHandle(Protocol[Held_co]):
     """Environments and the engine they ask, as one."""
 
     async def rollout(
-        self, prompt: Prompt, *, n: int, sampling: SamplingParams, seed: int
-    ) -> Rollout[Held_co]:
-        """`n` samples of a prompt, scored and checked. Many run at a time."""
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], *, n: int, sampling: SamplingParams
+    ) -> Sequence[Rollout[Held_co]]:
+        """`n` samples of each prompt, scored and checked, in the order of `prompts`.
+
+        Started together, so that the engine sees them as one batch. The first failure cancels the
+        others and is the one that is raised.
+        """
         ...
 
 

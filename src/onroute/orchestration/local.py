@@ -10,15 +10,16 @@ from onroute.core.batches import StepReport, TrainBatch
 from onroute.core.config.sections import RunConfig
 from onroute.core.engine import Engine
 from onroute.core.environment import Environment
-from onroute.core.samples import Group, Json, Prompt, Sample, SampleFacts
+from onroute.core.samples import Group, Json, Prompt, Sample
 from onroute.core.sampling import SamplingParams
 from onroute.core.weights import WeightVersion
-from onroute.data.batch import flatten, whole_batch
+from onroute.data.batch import facts_of, flatten, whole_batch
 from onroute.data.plan import plan_batch
 from onroute.data.recorded import save_rollouts, step_folder
 from onroute.orchestration.folder import SAMPLED_BY
 from onroute.orchestration.handles import Rollout
 from onroute.orchestration.intake import Intake
+from onroute.orchestration.together import together
 from onroute.training.export import export_model
 from onroute.training.trainer import Trainer
 from onroute.weights.checksum import check_receipt
@@ -31,11 +32,15 @@ class LocalRollouts:
     def __init__(self, environment: Environment, engine: Engine, intake: Intake) -> None:
         self._environment, self._engine, self._intake = environment, engine, intake
 
-    async def rollout(self, prompt: Prompt, *, n: int, sampling: SamplingParams, seed: int) -> Rollout[Group]:
-        group = await self._environment.rollout(prompt, self._engine, n=n, sampling=sampling, seed=seed)
-        self._intake.check([group])
-        facts = tuple(SampleFacts.of(sample) for sample in group.samples)
-        return Rollout(prompt_id=prompt.id, facts=facts, held=group)
+    async def rollout(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], *, n: int, sampling: SamplingParams
+    ) -> list[Rollout[Group]]:
+        groups = await together(
+            self._environment.rollout(prompt, self._engine, n=n, sampling=sampling, seed=seed)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        )
+        self._intake.check(groups)
+        return [Rollout(prompt_id=group.prompt.id, facts=facts_of(group), held=group) for group in groups]
 
 
 class LocalTrainer:
