@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from onroute.core.batches import StepReport
 from onroute.core.config.sections import RunConfig
-from onroute.core.errors import MachineError, UserError
+from onroute.core.errors import CheckError, MachineError, UserError
 from onroute.models.world import World
 from onroute.training.marker import MARKER, Marker, measure, write_marker
 from onroute.training.trainer import Trainer
@@ -122,6 +123,18 @@ def test_the_random_state_comes_back(moe: Path, world: World, tmp_path: Path):
     torch.manual_seed(12)
     trainer.load(tmp_path / "step-1")
     assert torch.equal(torch.rand(3), drawn)
+
+
+def test_steps_that_were_skipped_in_a_row_are_still_counted_after_a_resume(
+    moe: Path, world: World, tmp_path: Path
+):
+    """Two were not finite before the save, the limit is three: one more ends the run."""
+    trainer, resumed = new_trainer(moe, world), new_trainer(moe, world)
+    trainer._skipped_in_a_row = 2
+    trainer.save(tmp_path / "step-1", {})
+    resumed.load(tmp_path / "step-1")
+    with pytest.raises(CheckError, match="in 3 steps in a row"):
+        resumed._count_skipped(StepReport(stepped=False, metrics={}))
 
 
 def test_facts_come_back_as_they_were(moe: Path, world: World, tmp_path: Path):
