@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from onroute.core.errors import CheckError, MachineError, OnrouteError, UserError
@@ -83,27 +84,54 @@ def _tell(failure: BaseException | None, where: str) -> tuple[str, ...] | None:
     return ("MachineError", "rank-failed", words, where, "see that rank's log")
 
 
-@contextmanager
-def open_world(*, timeout_s: float, threads: int = 1) -> Iterator[World]:
-    """The world torchrun started, or a world of this process alone; closed again at the end.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The place of a process among the ranks.
 
-    On a machine with GPUs each rank takes the one of its local rank, else the CPU with `threads`.
+    gpu: which of the GPUs that this process sees is its own, where there are any.
+    store: where the ranks meet; None lets torch find the one that torchrun names.
+    """
+
+    rank: int
+    size: int
+    gpu: int
+    store: Store | None
+
+    @classmethod
+    def from_launcher(cls) -> Place:
+        """The place that torchrun gave this process, or that of a process alone."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        return cls(
+            rank=int(os.environ.get("RANK", "0")),
+            size=size,
+            gpu=int(os.environ.get("LOCAL_RANK", "0")),
+            store=HashStore() if size == 1 else None,
+        )
+
+
+@contextmanager
+def open_world(*, timeout_s: float, threads: int = 1, place: Place | None = None) -> Iterator[World]:
+    """A world with this process at `place`, by default where torchrun put it; closed again at the end.
+
+    On a machine with GPUs each rank takes its own, else the CPU with `threads`.
     """
     torch.set_num_threads(threads)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    rank = int(os.environ.get("RANK", "0"))
+    place = place or Place.from_launcher()
     device = torch.device("cpu")
     backend = "gloo"
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device("cuda", place.gpu)
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    store = dist.HashStore() if size == 1 else None  # type: ignore[attr-defined]
     dist.init_process_group(
-        backend, rank=rank, world_size=size, store=store, timeout=timedelta(seconds=timeout_s)
+        backend,
+        rank=place.rank,
+        world_size=place.size,
+        store=place.store,
+        timeout=timedelta(seconds=timeout_s),
     )
     try:
-        mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-        yield World(rank=rank, size=size, device=device, mesh=mesh)
+        mesh = init_device_mesh(device.type, (place.size,), mesh_dim_names=("shard",))
+        yield World(rank=place.rank, size=place.size, device=device, mesh=mesh)
     finally:
         dist.destroy_process_group()

@@ -26,12 +26,15 @@ from onroute.observability.progress import Phase, Progress
 from onroute.observability.spans import Spans
 from onroute.observability.trackers.jsonl import read_metrics
 from onroute.orchestration.checkpoints import BestStep, rotate
-from onroute.orchestration.evaluate import Evaluation, evaluate
+from onroute.orchestration.evaluate import Evaluation, evaluate, read_evaluations, write_evaluations
 from onroute.orchestration.folder import RunFolder, step_path
 from onroute.orchestration.handles import Held, Rollout, RolloutHandle, TrainerHandle
 from onroute.orchestration.intake import rollout_metrics
 from onroute.orchestration.resume import config_facts, find_resumption, naming_the_others
 from onroute.training.marker import damaged
+
+IDLE_STEPS = 3
+"""Steps in a row without a spread of rewards before the user is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,8 @@ class Parts(Generic[Held]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Evaluations by stage (`before`, `after_supervised`, `after`; a resumed run lacks the first ones),
-    seconds by phase, and the metrics of the last step."""
+    """Evaluations by stage (`before`, `after_supervised`, `after`, and those between), seconds by phase
+    of this session, and the metrics of its last step."""
 
     evaluations: Mapping[str, Evaluation]
     seconds: Mapping[str, float]
@@ -79,6 +82,8 @@ class SynchronousDriver(Generic[Held]):
         self._stream = PromptStream(parts.environment, seed=config.run.seed)
         self._version = 0
         self._step = 0
+        self._first_step = 0
+        self._idle_steps = 0
         self._saved_step: int | None = None
         self._best = BestStep(config.checkpoint.best)
         self._evaluations: dict[str, Evaluation] = {}
@@ -99,7 +104,7 @@ class SynchronousDriver(Generic[Held]):
             raise
         finally:
             with suppress(OSError):  # a full disk must not hide the error that ended the run
-                self._spans.write_trace(self._folder.path / "trace.json")
+                self._spans.write_trace(self._folder.trace(self._first_step))
             await engine.close()
         self._seconds["total"] = time.monotonic() - begun
         return Outcome(evaluations=self._evaluations, seconds=self._seconds, last_metrics=self._last_metrics)
@@ -178,6 +183,16 @@ class SynchronousDriver(Generic[Held]):
             evaluation = await self._evaluate(f"step {step}")
             phase.update(step, evaluation.metrics if evaluation is not None else {})
 
+    def _note_nothing_learned(self, prompts: int, metrics: Mapping[str, float]) -> None:
+        """Say so once when step after step has nothing to learn from."""
+        is_idle = metrics.get("rollout/zero_variance_groups") == prompts
+        self._idle_steps = self._idle_steps + 1 if is_idle else 0
+        if self._idle_steps == IDLE_STEPS:
+            self._progress.note(
+                f"nothing was learned in {IDLE_STEPS} steps: the samples of every prompt got one reward; "
+                "choose an easier task, or warm the model up by run.supervised_steps"
+            )
+
     async def _generate(self, step: int) -> Sequence[Rollout[Held]]:
         prompts = self._stream.take(self._config.data.prompts_per_step)
         seeds = [seed_for(self._config.run.seed, "rollout", step, prompt.id) for prompt in prompts]
@@ -198,6 +213,7 @@ class SynchronousDriver(Generic[Held]):
                 self._config, self._parts.environment, self._parts.rollouts, sampling=self._sampling
             )
         self._evaluations[stage] = result
+        write_evaluations(self._folder, self._evaluations)
         # The model before its supervised phase is another one; its point would spoil the RL curve.
         if not (stage == "before" and self._config.run.supervised_steps):
             self._log(self._step, result.metrics)
@@ -250,8 +266,12 @@ class SynchronousDriver(Generic[Held]):
                 )
             case _:
                 raise damaged(found.path, "the driver's part of it is broken")
+        self._first_step = step
+        self._evaluations |= read_evaluations(self._folder, ("before", "after_supervised"))
         for row in read_metrics(self._folder.metrics):
             self._best.see(row.step, row.values)
+            if row.step == step and "train/loss" in row.values:
+                self._last_metrics = dict(row.values)
         await self._push()
         for line in found.notes():
             self._progress.note(line)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from onroute.core.environment import Environment
 from onroute.core.sampling import SamplingParams
 from onroute.core.seeds import seed_for
 from onroute.observability.evaluation import evaluation_metrics
+from onroute.orchestration.folder import RunFolder
 from onroute.orchestration.handles import RolloutHandle
 
 CORRECT_FROM = 1.0 - 1e-6
@@ -25,6 +27,31 @@ class Evaluation:
 
     metrics: Mapping[str, float]
     accuracy: NDArray[np.float64]
+
+
+def write_evaluations(folder: RunFolder, evaluations: Mapping[str, Evaluation]) -> None:
+    """Keep the evaluations of a run by stage, so that a resumed one knows those of before."""
+    content = {
+        stage: {"metrics": dict(result.metrics), "accuracy": result.accuracy.tolist()}
+        for stage, result in evaluations.items()
+    }
+    folder.write(folder.evaluations, json.dumps(content))
+
+
+def read_evaluations(folder: RunFolder, stages: Sequence[str]) -> dict[str, Evaluation]:
+    """The kept evaluations of `stages`; none when the file is missing or can't be read."""
+    try:
+        content = json.loads(folder.evaluations.read_text())
+        return {
+            stage: Evaluation(
+                metrics={str(name): float(value) for name, value in content[stage]["metrics"].items()},
+                accuracy=np.array(content[stage]["accuracy"], dtype=np.float64),
+            )
+            for stage in stages
+            if stage in content
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 async def evaluate(

@@ -34,8 +34,9 @@ def numbered(folder: Path) -> dict[int, Path]:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """`config.toml`, `metrics.jsonl`, `summary.json`, `checkpoints/step-…/`, `rollouts/step-…/` each
-    with the weights that sampled it, `plots/`, and the files of the trackers."""
+    """`config.toml`, `metrics.jsonl`, `evaluations.json`, `summary.json`, `checkpoints/step-…/`,
+    `rollouts/step-…/` each with the weights that sampled it, `plots/`, `trace*.json`, and the files of
+    the trackers."""
 
     path: Path
 
@@ -89,6 +90,14 @@ class RunFolder:
     @property
     def plots(self) -> Path:
         return self.path / "plots"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.json"
+
+    def trace(self, first_step: int) -> Path:
+        """The spans of one session: of the run's first, or of one that went on after `first_step`."""
+        return self.path / (f"trace-{first_step:06d}.json" if first_step else "trace.json")
 
     @property
     def summary(self) -> Path:

@@ -20,7 +20,8 @@ _SAME_RUN = ("run.seed", "environment.name", "environment.options")
 """What the prompt cursor counts in; with another value it would point at other prompts."""
 _FREE = frozenset(
     {
-        "run.folder", "run.resume", "run.steps", "run.eval_every", "run.eval_samples",
+        "run.folder", "run.ray_address", "run.restarts", "run.resume", "run.steps", "run.eval_every",
+        "run.eval_samples", "environment.workers", "environment.timeout_s", "parallel.placement_timeout_s",
         "run.supervised_steps", "run.supervised_samples", "run.supervised_lr",
         "routing.start_check", "engine.push_bucket_mib", "parallel.timeout_s",
         "algorithm.max_log_prob_gap", "optimizer.max_nonfinite_steps",

@@ -1,30 +1,30 @@
-"""One run in one process, from a validated config to its summary."""
+"""A run from a validated config to its summary, in one process or on Ray."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 
 from onroute.algorithms.bootstrap import Interval, bootstrap_difference
-from onroute.core.config.load import dump_toml
 from onroute.core.config.sections import RunConfig
 from onroute.core.engine import Engine
 from onroute.core.environment import Environment
 from onroute.core.errors import UserError
-from onroute.core.samples import Prompt
+from onroute.core.samples import Group
 from onroute.core.seeds import seed_for
 from onroute.engines.catalog import ENGINES
-from onroute.environments.catalog import ENVIRONMENTS
-from onroute.environments.codec import HuggingFaceCodec
-from onroute.models.load import context_length, load_tokenizer, read_config, stop_token_ids
 from onroute.models.world import World, open_world
-from onroute.observability.metrics import Metrics, open_metrics
 from onroute.observability.plots import plot_run
 from onroute.observability.progress import Progress
-from onroute.orchestration.driver import Outcome, Parts, SynchronousDriver
+from onroute.orchestration.drive import drive
+from onroute.orchestration.driver import Outcome, Parts
+from onroute.orchestration.environments import build_environment
 from onroute.orchestration.folder import RunFolder
 from onroute.orchestration.intake import open_intake
 from onroute.orchestration.local import LocalRollouts, LocalTrainer
@@ -68,7 +68,33 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
     folder = RunFolder(Path(config.run.folder))
     if config.run.resume == "never":
         folder.require_free()
-    resumption = find_resumption(folder, config)
+    find_resumption(folder, config)  # tells of its mistakes before anything is built
+    with progress:
+        if config.run.on == "ray":
+            outcome = _ray().run_on_ray(config, folder, progress=progress)
+        else:
+            outcome = _run_here(config, folder, progress=progress)
+    summary = _summarise(config, folder, outcome)
+    folder.write(folder.summary, json.dumps(asdict(summary), indent=1))
+    return summary
+
+
+def _ray() -> ModuleType:
+    """Ray is an extra: nothing else of the package needs it."""
+    try:
+        return importlib.import_module("onroute.orchestration.ray.run")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "ray":
+            raise
+        raise UserError(
+            "run-no-ray",
+            "the package ray is not installed",
+            'run.on = "ray"',
+            'install onroute[ray], or set run.on = "local"',
+        ) from error
+
+
+def _run_here(config: RunConfig, folder: RunFolder, *, progress: Progress) -> Outcome:
     with open_world(timeout_s=config.parallel.timeout_s, threads=config.run.threads) as world:
         if world.size > 1:
             raise UserError(
@@ -78,33 +104,12 @@ def execute(config: RunConfig, *, progress: Progress) -> RunSummary:
                 "train from recorded rollouts by python -m onroute.training, or start it without torchrun",
             )
         built = _build(config, world)
-        folder.create()
-        folder.write(folder.config, dump_toml(config))
-        kept = resumption.step if resumption is not None else None
-        trackers = config.tracking.trackers
-        with open_metrics(folder.path, trackers, resumed_from=kept) as metrics, progress:
-            outcome = asyncio.run(_drive(config, built, folder, metrics=metrics, progress=progress))
-    summary = _summarise(config, folder, outcome)
-    folder.write(folder.summary, json.dumps(asdict(summary), indent=1))
-    return summary
-
-
-async def _drive(
-    config: RunConfig, built: _Built, folder: RunFolder, *, metrics: Metrics, progress: Progress
-) -> Outcome:
-    rollouts = LocalRollouts(built.environment, built.engine, await open_intake(config, built.engine))
-    parts = Parts(
-        trainer=built.trainer, rollouts=rollouts, engine=built.engine, environment=built.environment
-    )
-    return await SynchronousDriver(config, parts, folder, metrics=metrics, progress=progress).run()
+        return asyncio.run(drive(config, folder, _open_local(config, built), progress=progress))
 
 
 def _build(config: RunConfig, world: World) -> _Built:
     """Trainer, engine and environment of this process; the small and likely mistakes come first."""
-    path = Path(config.model.path)
-    limit = context_length(read_config(path))
     environment = build_environment(config)
-    _require_room(environment.prompt("train", 0), config, limit)
     exchange = LocalExchange(config.engine.push_bucket_mib << 20)
     trainer = Trainer(config, world, total_steps=config.run.steps * config.data.optimizer_steps)
     engine = ENGINES[config.engine.name].load()(
@@ -117,31 +122,15 @@ def _build(config: RunConfig, world: World) -> _Built:
     return _Built(trainer=LocalTrainer(trainer, config, exchange), engine=engine, environment=environment)
 
 
-def _require_room(prompt: Prompt, config: RunConfig, limit: int) -> None:
-    """Raises UserError when a first prompt and its longest response do not fit the model's context."""
-    length, new = len(prompt.tokens), config.engine.max_new_tokens
-    if length + new > limit:
-        raise UserError(
-            "run-context",
-            f"a prompt of {length} tokens and a response of {new} exceed the context of {limit}",
-            f"prompt {prompt.id}",
-            "lower engine.max_new_tokens or choose shorter prompts",
-        )
-
-
-def build_environment(config: RunConfig) -> Environment:
-    """The environment of the run, speaking the model's own tokens."""
-    path = Path(config.model.path)
-    tokenizer = load_tokenizer(path)
-    entry = ENVIRONMENTS[config.environment.name]
-    environment: Environment = entry.load()(
-        entry.build_options(config.environment.options),
-        codec=HuggingFaceCodec(tokenizer),
-        stop_token_ids=stop_token_ids(path, tokenizer),
-        held_out=config.run.eval_prompts,
-        seed=config.run.seed,
+@asynccontextmanager
+async def _open_local(config: RunConfig, built: _Built) -> AsyncIterator[Parts[Group]]:
+    intake = await open_intake(config, built.engine)
+    yield Parts(
+        trainer=built.trainer,
+        rollouts=LocalRollouts(built.environment, built.engine, intake),
+        engine=built.engine,
+        environment=built.environment,
     )
-    return environment
 
 
 def _summarise(config: RunConfig, folder: RunFolder, outcome: Outcome) -> RunSummary:

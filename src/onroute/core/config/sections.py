@@ -60,6 +60,10 @@ class EnvironmentConfig:
     """Where prompts and rewards come from."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """Keys of that environment; `onroute config` lists them."""
+    workers: int = 2
+    """Processes of environments of a run on Ray; a local run has none of its own."""
+    timeout_s: float = 600.0
+    """Longest wait on Ray for the rollouts of one batch, sampling included, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +119,17 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
+    ranks: int = 2
+    """Trainer ranks of a run on Ray; a local run has one."""
+    engines: int = 1
+    """Rollout engines of a run on Ray; more than one is not supported yet."""
+    placement_timeout_s: float = 60.0
+    """Longest wait on Ray for room in the cluster, in seconds."""
     reshard_after_forward: bool = True
     """Free the gathered parameters of a layer after its forward pass; false trades memory for speed."""
     timeout_s: float = 600.0
-    """Longest wait in one collective, in seconds, before the run ends."""
+    """Longest wait in one collective, in seconds, before the run ends; on Ray also for one answer of a
+    rank or an engine, e.g. one batch of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +158,12 @@ class TrackingConfig:
 class RunSection:
     folder: str
     """The run folder; it must not exist yet unless the run is resumed."""
+    on: Literal["local", "ray"] = "local"
+    """local: one process. ray: trainer ranks, engine and environments are processes of a Ray cluster."""
+    ray_address: str = ""
+    """Cluster to attach to, as host:port or auto; empty starts one on this machine and ends it again."""
+    restarts: int = 0
+    """How often a run on Ray goes on by itself from its newest checkpoint after the machine failed."""
     steps: int = 100
     """Batches to train on."""
     seed: int = 0

@@ -1,0 +1,1 @@
+"""The same driver on Ray: trainer ranks, engine and environments are actors. Nothing else imports ray."""
