@@ -78,6 +78,16 @@ def test_a_dense_model_is_a_result_of_check_with_exit_code_3(tmp_path):
     assert "dense" in result["reason"]
 
 
+def test_a_failure_is_a_json_object_too(tmp_path):
+    (tmp_path / "run.toml").write_text("[run]\nsteps = 0\n")
+    done = onroute("train", "run.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["exit_code"] == 2
+    assert len(result["errors"]) == len(done.stderr.splitlines()) > 1
+    assert set(result["errors"][0]) == {"code", "what", "where", "fix"}
+
+
 @pytest.mark.parametrize("command", ["check", "compare"])
 def test_a_wrong_path_is_one_line_and_exit_code_2(tmp_path, command):
     done = onroute(command, "nowhere", cwd=tmp_path)

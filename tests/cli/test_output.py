@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onroute.cli.output import print_json, print_record, to_json
+from onroute.cli.output import print_json, print_table, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +40,6 @@ def test_numpy_numbers_are_plain_numbers():
     }
 
 
-def test_a_record_is_a_table_whose_text_is_no_markup(capsys):
-    print_record("Run [bold]", {"note": "[red]x"})
-    out = capsys.readouterr().out
-    assert "[red]x" in out
-
-
-def test_nested_records_get_dotted_names(capsys):
-    print_record("Run", {"accuracy": {"before": SUMMARY}})
-    out = capsys.readouterr().out
-    assert "accuracy.before.folder" in out
-    assert "runs/a" in out
-    assert "nan" not in out
+def test_cells_of_a_table_are_no_markup(capsys):
+    print_table("Run", ("what", "value"), [("note", "[red]x")])
+    assert "[red]x" in capsys.readouterr().out

@@ -27,6 +27,7 @@ SMALL = (
     "--data.samples_per_prompt=4",
     "--optimizer.warmup_steps=2",
     "--checkpoint.every=2",
+    "--checkpoint.recorded_steps=2",
     "--tracking.trackers=[]",
     "--tracking.plots=false",
 )

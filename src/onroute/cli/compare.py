@@ -16,10 +16,9 @@ _ROWS = (
     ("k3", "k3, nats per token"),
     ("log_prob_abs_diff", "mean |Δ log-prob|, nats"),
     ("log_prob_abs_diff_max", "max |Δ log-prob|, nats"),
-    ("share_above_0.1", "share of tokens over 0.1"),
-    ("share_above_1", "share of tokens over 1.0"),
-    ("trainer_perplexity", "trainer perplexity"),
-    ("effective_sample_size", "effective sample size"),
+    ("share_above_0.1", "tokens over 0.1 nats, share"),
+    ("share_above_1", "tokens over 1 nat, share"),
+    ("effective_sample_size", "effective samples, share"),
 )
 
 
@@ -58,11 +57,13 @@ def compare(
         f"of step(s) {', '.join(map(str, result.steps))}"
     )
     print_table(
-        title, ("trainer against engine", "native", "replay", "native / replay"), comparison_rows(result)
+        title,
+        ("trainer against engine", "native", "replay", "native / replay (95 %)"),
+        comparison_rows(result),
     )
     print_table(
-        "Experts of the engine that the trainer's own router would pick",
-        ("layer", "share"),
+        "Route agreement",
+        ("decoder layer", "engine's experts that the trainer's router picks too"),
         [(str(layer), f"{share:.2%}") for layer, share in zip(result.layers, result.agreement, strict=True)],
     )
     print(f"picture: {picture}")
@@ -72,7 +73,7 @@ def comparison_rows(result: Comparison) -> Iterator[tuple[str, str, str, str]]:
     """One row a metric: label, native, replay, and the factor where it has an interval."""
     factors = {"k3": result.k3_factor, "log_prob_abs_diff": result.abs_factor}
     for name, label in _ROWS:
-        native, replay = f"{result.native[name]:.3g}", f"{result.replay[name]:.3g}"
+        native, replay = f"{result.native[name]:.4g}", f"{result.replay[name]:.4g}"
         yield label, native, replay, _factor(factors[name]) if name in factors else ""
 
 

@@ -13,7 +13,6 @@ import typer
 from onroute.cli.failures import tracebacks_in
 
 if TYPE_CHECKING:
-    from onroute.algorithms.bootstrap import Interval
     from onroute.orchestration.run import RunSummary
     from onroute.training.compare import Comparison
 
@@ -99,22 +98,12 @@ def _print_json(summary: RunSummary, result: Comparison) -> None:
 def _print_tables(summary: RunSummary, result: Comparison, picture: Path) -> None:
     from onroute.cli.compare import comparison_rows
     from onroute.cli.output import print_table
+    from onroute.cli.summary import print_accuracy, print_places
 
-    labels = {"before": "before", "after_supervised": "after the warm-up", "after": "after RL"}
-    rows = [(labels[name], _interval(stage)) for name, stage in summary.accuracy.items()]
-    if summary.lift is not None:
-        rows.append(("gained by RL alone", _interval(summary.lift)))
-    print_table("Held-out accuracy, sampled", ("", "accuracy (95 % interval)"), rows)
+    print_accuracy(summary)
     print_table(
         f"Trainer against engine on the same {len(result.engine_log_probs):,} tokens",
-        ("", "native", "replay", "native / replay"),
+        ("", "native", "replay", "native / replay (95 %)"),
         list(comparison_rows(result))[:2],
     )
-    seconds = summary.seconds
-    print(f"run folder  {summary.run}  ({seconds['total']:.0f} s, of which RL {seconds['rl']:.0f} s)")
-    for path in (*summary.plots, str(picture)):
-        print(f"plot        {path}")
-
-
-def _interval(interval: Interval) -> str:
-    return f"{interval.value:.3f}  ({interval.low:.3f} … {interval.high:.3f})"
+    print_places(summary, [picture])

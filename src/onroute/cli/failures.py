@@ -7,18 +7,35 @@ import functools
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ParamSpec
+from typing import ParamSpec, Protocol
 
 import typer
 
+from onroute.cli.output import print_json
 from onroute.core.errors import INTERRUPTED, MachineError, OnrouteError
 
 P = ParamSpec("P")
 UNEXPECTED = 1
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Told(Protocol):
+    """An error or a violation: what an error's line says, in its parts."""
+
+    @property
+    def code(self) -> str: ...
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def fix(self) -> str: ...
 
 
 class UnexpectedError(Exception):
@@ -41,11 +58,17 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             with tracebacks_in(None):
                 command(*args, **kwargs)
         except OnrouteError as error:
+            _tell_json(kwargs, error.exit_code, getattr(error, "violations", (error,)))
             raise _exit(str(error), error.exit_code) from error
         except UnexpectedError as error:
+            known = MachineError(
+                "unexpected", error.message, str(error.file), "please report it with that file"
+            )
+            _tell_json(kwargs, UNEXPECTED, (known,))
             raise _exit(str(error), UNEXPECTED) from error
         except KeyboardInterrupt as error:
             line = "interrupted; a run that wrote a checkpoint goes on from it with --run.resume=auto"
+            _tell_json(kwargs, INTERRUPTED, ())
             raise _exit(line, INTERRUPTED) from error
 
     return run
@@ -69,6 +92,13 @@ def tracebacks_in(folder: Path | None) -> Iterator[None]:
         if known is not None:
             raise known from error
         raise UnexpectedError(_one_line(error), _write_traceback(error, folder)) from error
+
+
+def _tell_json(arguments: Mapping[str, object], exit_code: int, errors: Iterable[Told]) -> None:
+    """The JSON object that `--json` promises, also when the command fails."""
+    if arguments.get("as_json"):
+        told = [{"code": e.code, "what": e.what, "where": e.where, "fix": e.fix} for e in errors]
+        print_json({"exit_code": exit_code, "errors": told})
 
 
 def _exit(line: str, code: int) -> typer.Exit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -51,20 +51,3 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*(cell.replace("[", r"\[") for cell in row))
     Console().print(table)
-
-
-def print_record(title: str, record: object) -> None:
-    """A dataclass as a table of two columns, nested records under dotted names."""
-    print_table(title, ("what", "value"), _rows("", to_json(record)))
-
-
-def _rows(name: str, value: Json) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _rows(f"{name}.{key}" if name else key, inner)
-    elif isinstance(value, float):
-        yield name, f"{value:.4g}"
-    elif value is None:
-        yield name, "–"
-    else:
-        yield name, value if isinstance(value, str) else json.dumps(value)

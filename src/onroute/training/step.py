@@ -132,6 +132,7 @@ def _require_close(metrics: Mapping[str, float], limit: float) -> None:
             "training-engine-gap",
             f"log-probs of trainer and engine differ by {gap:.3g} nats per token, allowed are {limit:g}",
             "before the optimizer step",
-            "see that the engine took the last weights and uses engine.temperature; "
+            "see that the engine took the last weights and uses engine.temperature; recorded rollouts want "
+            "the weights that sampled them (in their step's folder) as model.path; "
             "or raise algorithm.max_log_prob_gap",
         )
