@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_type_hints
 
-from onroute.core.config.describe import describe, meanings
+from onroute.core.config.catalog import CatalogEntry
+from onroute.core.config.describe import describe, describe_tables, meanings
 from onroute.core.config.sections import RunConfig
 from tests.core.config.catalogs import CATALOGS, ClipOptions
 
@@ -19,7 +20,7 @@ def test_every_key_of_every_section_has_a_meaning():
 def test_a_key_without_default_is_required_and_none_is_none():
     assert LINES["model.path"].default == "required"
     assert LINES["engine.top_k"].default == "none"
-    assert LINES["optimizer.lr"].default == "1e-06"
+    assert LINES["optimizer.lr"].default == "1e-6"
     assert LINES["tracking.trackers"].default == '["tensorboard"]'
     assert LINES["routing.start_check"].default == "true"
 
@@ -44,3 +45,26 @@ def test_a_meaning_over_two_lines_is_told_on_one():
 
 def test_a_name_tells_what_it_may_be():
     assert LINES["algorithm.advantage"].meaning.endswith("(grpo: group mean; plain: the reward itself)")
+
+
+def test_the_options_of_every_variant_are_a_table_of_their_own_after_the_section():
+    tables = [(table.name, str(table.variant or "")) for table in describe_tables(CATALOGS)]
+    place = tables.index(("algorithm", ""))
+    assert tables[place + 1] == ("algorithm.loss_options", 'algorithm.loss = "clipped"')
+    assert ("environment.options", 'environment.name = "sorting"') in tables
+    assert len(tables) == 11 + 2  # eleven sections, two variants with keys of their own
+
+
+def test_a_variant_is_active_when_the_run_file_need_not_name_it():
+    rude = CatalogEntry(name="rude", target="a:B", summary="another", options=ClipOptions)
+    tables = describe_tables(replace(CATALOGS, losses={"rude": rude, **CATALOGS.losses}))
+    active = {str(table.variant): table.variant.active for table in tables if table.variant is not None}
+    assert active == {
+        'environment.name = "sorting"': True,  # required; the first one is the example
+        'algorithm.loss = "rude"': False,
+        'algorithm.loss = "clipped"': True,  # the default
+    }
+
+
+def test_no_meaning_sends_the_reader_to_the_listing_that_prints_it():
+    assert [line.key for line in LINES.values() if "`onroute config`" in line.meaning] == []

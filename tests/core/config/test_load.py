@@ -88,6 +88,35 @@ def test_a_value_of_the_wrong_type_is_refused_with_type_and_value(tmp_path, key,
     )
 
 
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("run.steps=many", "give a whole number, e.g. 100"),
+        ("optimizer.lr=fast", "give a number, e.g. 0.5 or 1e-6"),
+        ("optimizer.betas=[0.9]", "give an array of 2 floats, e.g. [0.9, 0.95]"),
+        ("tracking.trackers=tensorboard", 'give an array of strings, e.g. ["tensorboard"]'),
+        ("routing.start_check=1", "give true or false"),
+        ("engine.top_k=many", "give a whole number, e.g. 100, or leave the key out"),
+        ("data.layout=3", 'give "rows" or "packed"'),
+        ("environment.options=3", "give a table, e.g. { key = 1 }"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_one_that_would_do(tmp_path, override, fix):
+    lines = complaints(tmp_path, "", f"--{override}")
+    [line] = [line for line in lines if line.startswith("[config-type]")]
+    assert line.endswith(f"; {fix}")
+
+
+def test_a_number_where_text_belongs_is_told_to_take_quotes(tmp_path):
+    [line] = complaints(tmp_path, base=SMALLEST.replace('"runs/a"', "3"))
+    assert line.endswith('give text in quotes, e.g. "abc"')
+
+
+def test_a_missing_key_is_told_with_the_section_it_belongs_to(tmp_path):
+    [line] = complaints(tmp_path, base=SMALLEST.replace('folder = "runs/a"', ""))
+    assert line.endswith('set it under [run]: give text in quotes, e.g. "abc"')
+
+
 def test_a_choice_that_is_misspelt_is_refused_with_the_nearest(tmp_path):
     [line] = complaints(tmp_path, "", "--data.layout=packd")
     assert line == (
@@ -234,6 +263,25 @@ def test_an_optional_key_is_taken_back_with_none(tmp_path):
 def test_a_malformed_override_is_refused(tmp_path, override):
     [line] = complaints(tmp_path, "", override)
     assert line.startswith(f"[config-override] {override} is not of the form --section.key=value")
+
+
+def test_a_space_in_place_of_the_equals_sign_is_one_mistake_and_the_line_to_write_is_told(tmp_path):
+    base = SMALLEST.replace('folder = "runs/a"', "")
+    for override in (["--run.folder", "runs/x"], ["--run.folder runs/x"]):
+        assert complaints(tmp_path, "", *override, "--run.seed=3", base=base) == [
+            "[config-override] --run.folder runs/x has a space in place of =; command line; "
+            "write --run.folder=runs/x"
+        ]
+
+
+def test_a_key_without_value_does_not_swallow_the_next_override(tmp_path):
+    [line] = complaints(tmp_path, "", "--run.steps", "--run.seed=3")
+    assert line.startswith("[config-override] --run.steps is not of the form")
+
+
+def test_an_override_where_the_run_file_belongs_is_told_to_come_after_it():
+    with pytest.raises(ConfigError, match="give the run file first and what overrides it after it"):
+        load_config(Path("--optimizer.lr=1e-6"), ["run.toml"], CATALOGS)
 
 
 def test_an_override_into_a_value_is_refused_even_when_the_file_is_right(tmp_path):

@@ -6,9 +6,10 @@ import ast
 import inspect
 import itertools
 import json
+import re
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
 from onroute.core.config.catalog import Catalogs
@@ -16,11 +17,12 @@ from onroute.core.config.keys import Key, keys_of, slots_of, type_label
 from onroute.core.config.sections import RunConfig
 
 REQUIRED = "required"
+_SHORT_EXPONENT = re.compile("e-0+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyDescription:
-    """One line of `onroute config`. `default` is written as TOML would, `none` or `required`."""
+    """One key. `default` is written as TOML would, `none` or `required`."""
 
     key: str
     type: str
@@ -28,15 +30,44 @@ class KeyDescription:
     meaning: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A key and the catalogue entry it names. `active`: it does unless the run file says otherwise."""
+
+    key: str
+    entry: str
+    active: bool
+
+    def __str__(self) -> str:
+        return f'{self.key} = "{self.entry}"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDescription:
+    """One table of a run file: a section, or the options of the catalogue entry that `variant` names."""
+
+    name: str
+    keys: tuple[KeyDescription, ...]
+    variant: Variant | None = None
+
+
 def describe(catalogs: Catalogs) -> list[KeyDescription]:
-    """All keys, section by section; the options of catalogue entries follow the table they live in."""
-    lines: list[KeyDescription] = []
+    """All keys, section by section; the options of catalogue entries follow the section they live in."""
+    return [
+        key if table.variant is None else replace(key, meaning=f"With {table.variant}: {key.meaning}")
+        for table in describe_tables(catalogs)
+        for key in table.keys
+    ]
+
+
+def describe_tables(catalogs: Catalogs) -> list[TableDescription]:
+    """All tables of a run file in the order in which they are written down."""
+    tables: list[TableDescription] = []
     for name, section in get_type_hints(RunConfig).items():
-        for line in _describe_class(name, section):
-            choices = _choices(line.key, catalogs)
-            lines.append(line if choices is None else _named(line, choices))
-            lines += _describe_options(line.key, catalogs)
-    return lines
+        keys = tuple(_with_choices(key, catalogs) for key in _describe_class(name, section))
+        tables.append(TableDescription(name=name, keys=keys))
+        tables += _describe_options(keys, catalogs)
+    return tables
 
 
 def meanings(section: type[Any]) -> dict[str, str]:
@@ -56,37 +87,43 @@ def meanings(section: type[Any]) -> dict[str, str]:
     return found
 
 
-def _describe_class(prefix: str, section: type[Any], note: str = "") -> Iterator[KeyDescription]:
+def _describe_class(prefix: str, section: type[Any]) -> tuple[KeyDescription, ...]:
     texts = meanings(section)
-    for name, key in keys_of(section).items():
-        yield KeyDescription(
+    return tuple(
+        KeyDescription(
             key=f"{prefix}.{name}",
             type=type_label(key.hint),
             default=_default_label(key),
-            meaning=f"{note}{texts.get(name, '')}",
+            meaning=texts.get(name, ""),
         )
-
-
-def _describe_options(key: str, catalogs: Catalogs) -> Iterator[KeyDescription]:
-    for slot, entries in slots_of(catalogs):
-        if slot.options != key:
-            continue
-        for entry in entries.values():
-            if entry.options is not None:
-                yield from _describe_class(key, entry.options, note=f'With {slot.key} = "{entry.name}": ')
-
-
-def _choices(key: str, catalogs: Catalogs) -> str | None:
-    for slot, entries in slots_of(catalogs):
-        if slot.key == key:
-            return "; ".join(f"{entry.name}: {entry.summary}" for entry in entries.values())
-    return None
-
-
-def _named(line: KeyDescription, choices: str) -> KeyDescription:
-    return KeyDescription(
-        key=line.key, type=line.type, default=line.default, meaning=f"{line.meaning} ({choices})"
+        for name, key in keys_of(section).items()
     )
+
+
+def _describe_options(section: Sequence[KeyDescription], catalogs: Catalogs) -> Iterator[TableDescription]:
+    """The option tables of the entries that a section's keys may name."""
+    defaults = {key.key: key.default for key in section}
+    for slot, entries in slots_of(catalogs):
+        if slot.options is None or slot.key not in defaults:
+            continue
+        for number, entry in enumerate(entries.values()):
+            if entry.options is not None:
+                default = defaults[slot.key]
+                active = number == 0 if default == REQUIRED else default == json.dumps(entry.name)
+                yield TableDescription(
+                    name=slot.options,
+                    keys=_describe_class(slot.options, entry.options),
+                    variant=Variant(key=slot.key, entry=entry.name, active=active),
+                )
+
+
+def _with_choices(key: KeyDescription, catalogs: Catalogs) -> KeyDescription:
+    """A key that names a catalogue entry, its meaning with what it may name."""
+    for slot, entries in slots_of(catalogs):
+        if slot.key == key.key:
+            choices = "; ".join(f"{entry.name}: {entry.summary}" for entry in entries.values())
+            return replace(key, meaning=f"{key.meaning} ({choices})")
+    return key
 
 
 def _default_label(key: Key) -> str:
@@ -96,4 +133,4 @@ def _default_label(key: Key) -> str:
         return "none"
     if key.default == {}:
         return "{}"
-    return json.dumps(key.default)
+    return _SHORT_EXPONENT.sub("e-", json.dumps(key.default))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -73,6 +74,36 @@ def type_label(hint: TypeHint) -> str:
     if hint is type(None):
         return "none"
     return TOML_NAMES.get(hint, "value")
+
+
+def choices_of(hint: TypeHint) -> list[str]:
+    """The words that a key may be, where it is not free."""
+    return [choice for kind in members(hint) if origin(kind) is Literal for choice in get_args(kind)]
+
+
+def how_to_write(hint: TypeHint, default: object) -> str:
+    """What to write for a value of this type, with an example: `give a whole number, e.g. 100`."""
+    kinds = [kind for kind in members(hint) if kind is not type(None)]
+    text = "give " + " or ".join(_how_to_write(kind, default) for kind in kinds)
+    return text if len(kinds) == len(members(hint)) else f"{text}, or leave the key out"
+
+
+def _how_to_write(hint: TypeHint, default: object) -> str:
+    if hint is bool:
+        return "true or false"
+    if hint is int:
+        return "a whole number, e.g. 100"
+    if hint is float:
+        return "a number, e.g. 0.5 or 1e-6"
+    if hint is str:
+        return 'text in quotes, e.g. "abc"'
+    if origin(hint) is Literal:
+        return " or ".join(f'"{choice}"' for choice in get_args(hint))
+    if is_table(hint):
+        return "a table, e.g. { key = 1 }"
+    if origin(hint) is tuple and isinstance(default, tuple) and default:
+        return f"an {type_label(hint)}, e.g. {json.dumps(default)}"
+    return f"an {type_label(hint)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

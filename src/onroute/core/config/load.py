@@ -8,10 +8,10 @@ keys and cannot follow the recursive type of the option tables.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import tomli_w
 from pydantic import ConfigDict, TypeAdapter
@@ -20,6 +20,8 @@ from onroute.core.config.catalog import CatalogEntry, Catalogs
 from onroute.core.config.keys import (
     Key,
     TypeHint,
+    choices_of,
+    how_to_write,
     is_free_table,
     keys_of,
     members,
@@ -33,6 +35,7 @@ from onroute.core.config.sources import CommandLineText, Table, plain, read_sour
 from onroute.core.config.unknown import chosen, suggest, unknown_keys, unknown_names
 from onroute.core.config.violations import ConfigError, Violation
 from onroute.core.errors import OnrouteError
+from onroute.core.samples import Json
 
 
 def load_config(path: Path, overrides: Sequence[str], catalogs: Catalogs) -> RunConfig:
@@ -88,7 +91,7 @@ def _read_sections(tree: Table) -> tuple[dict[str, Table], list[Violation]]:
     for name, section in get_type_hints(RunConfig).items():
         raw = tree.get(name, {})
         if not isinstance(raw, dict):
-            violations.append(_wrong_type(name, "table", raw))
+            violations.append(_wrong_type(name, Mapping[str, Json], raw, default={}))
             raw = {}
         reading = _read_table(name, section, raw)
         tables[name] = reading.values
@@ -142,7 +145,7 @@ def _read_table(prefix: str, declared: type[Any], raw: Table) -> _Reading:
         try:
             values[name] = _read_value(key.hint, raw[name])
         except ValueError:
-            violations.append(_wrong_type(path, key.hint, raw[name]))
+            violations.append(_wrong_type(path, key.hint, raw[name], default=key.default))
     return _Reading(values=values, violations=violations)
 
 
@@ -173,21 +176,18 @@ def _missing(path: str, key: Key) -> Violation:
         code="config-missing",
         what=f"{path} is not set and has no default",
         where=path,
-        fix=f"set it to a value of type {type_label(key.hint)}",
+        fix=f"set it under [{path.rpartition('.')[0]}]: {how_to_write(key.hint, key.default)}",
         keys=(path,),
     )
 
 
-def _wrong_type(path: str, expected: TypeHint, raw: object) -> Violation:
-    label = expected if isinstance(expected, str) else type_label(expected)
+def _wrong_type(path: str, expected: TypeHint, raw: object, *, default: object) -> Violation:
     given = raw.text if isinstance(raw, CommandLineText) else json.dumps(plain(raw), default=str)
-    kinds = () if isinstance(expected, str) else members(expected)
-    choices = [f'"{choice}"' for kind in kinds for choice in get_args(kind) if isinstance(choice, str)]
-    near = nearest(f'"{given.strip(chr(34))}"', choices)
+    near = nearest(f'"{given.strip(chr(34))}"', [f'"{choice}"' for choice in choices_of(expected)])
     return Violation(
         code="config-type",
-        what=f"{path} takes {label}, got {given}",
+        what=f"{path} takes {type_label(expected)}, got {given}",
         where=path,
-        fix=suggest(near, "strings have quotes, numbers and true/false none"),
+        fix=suggest(near, how_to_write(expected, default)),
         keys=(path,),
     )

@@ -21,7 +21,9 @@ class ModelConfig:
     attention: Literal["sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3"] = "sdpa"
     """Attention implementation of the trainer."""
     experts: Literal["eager", "grouped_mm", "batched_mm"] = "grouped_mm"
-    """Expert implementation of trainer and embedded engine; batched_mm is slow in training."""
+    """How the experts of a layer are computed, in trainer and embedded engine. grouped_mm: all of them in
+    one grouped matrix product; fastest on GPUs and with many experts. eager: one after the other; as fast
+    on a CPU with a tiny model. batched_mm: a copy of the weights for every token; slow in training."""
     activation_checkpointing: Literal["none", "full"] = "none"
     """Recompute each decoder layer in the backward pass: less memory for about a third more time."""
 
@@ -45,7 +47,8 @@ class EngineConfig:
     top_p: float = 1.0
     """Sample from the smallest set of tokens with this much probability; below 1 biases training."""
     top_k: int | None = None
-    """Sample from this many most likely tokens; none means all; a number biases training."""
+    """Sample from this many most likely tokens, which biases training; leave the key out to sample
+    from all."""
     max_new_tokens: int = 1024
     """Longest response, in tokens."""
     max_batch_size: int = 1024
@@ -59,7 +62,7 @@ class EnvironmentConfig:
     name: str
     """Where prompts and rewards come from."""
     options: Mapping[str, Json] = field(default_factory=dict)
-    """Keys of that environment; `onroute config` lists them."""
+    """Keys of that environment; see below."""
     workers: int = 2
     """Processes of environments of a run on Ray; a local run has none of its own."""
     timeout_s: float = 600.0
@@ -85,11 +88,13 @@ class AlgorithmConfig:
     advantage: str = "grpo"
     """How rewards become advantages."""
     advantage_options: Mapping[str, Json] = field(default_factory=dict)
-    """Keys of that advantage; `onroute config` lists them."""
+    """Keys of that advantage; see below."""
     loss: str = "clipped"
-    """The policy loss."""
+    """What training minimises. clipped is for RL. supervised imitates every token whatever its reward: for
+    `python -m onroute.training` on rollouts that hold right answers. run.supervised_steps needs no setting
+    here."""
     loss_options: Mapping[str, Json] = field(default_factory=dict)
-    """Keys of that loss; `onroute config` lists them."""
+    """Keys of that loss; see below."""
     aggregation: Literal["token_mean", "sample_mean"] = "token_mean"
     """token_mean: every token counts the same. sample_mean: every sample counts the same."""
     max_log_prob_gap: float = 0.5
@@ -100,7 +105,8 @@ class AlgorithmConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
     lr: float = 1e-6
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW. 1e-6 suits models of billions of parameters; tiny ones want 1e-4 to
+    1e-3."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay of the first and second moment."""
     eps: float = 1e-8
@@ -141,9 +147,11 @@ class CheckpointConfig:
     best: str = ""
     """Keep one more: the first at or after the step where this metric was highest, e.g. eval/accuracy."""
     recorded_steps: int = 2
-    """Last recorded steps that are kept: rollouts and the weights that sampled them; 0 records none."""
+    """How many recorded steps are kept, the newest: rollouts and the weights that sampled them, which
+    `onroute compare` reads. 0 records none."""
     record_every: int = 10
-    """Record after this many steps, besides the last ones; a record is as big as the model."""
+    """Every step whose number is a multiple of this is recorded, and so are the last recorded_steps of the
+    run; a record is as big as the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +182,12 @@ class RunSection:
     eval_every: int = 0
     """Held-out evaluation after this many steps; 0 evaluates only before and after."""
     eval_prompts: int = 256
-    """Held-out problems; they are never trained on."""
+    """Held-out problems, which are never trained on; 0 switches evaluation off."""
     eval_samples: int = 4
     """Samples of each held-out problem."""
     supervised_steps: int = 0
-    """Steps of supervised learning on right answers before RL, where the environment knows them."""
+    """Steps of supervised learning on right answers before RL, where the environment knows them: a model
+    that solves nothing can't learn by RL."""
     supervised_samples: int = 128
     """Right answers in each of those steps."""
     supervised_lr: float = 1e-3

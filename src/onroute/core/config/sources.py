@@ -62,21 +62,37 @@ def read_sources(file: Path, overrides: Sequence[str]) -> Sources:
     """
     tree = _read_toml(file)
     overridden, violations = set(), []
-    for override in overrides:
-        key, value = _split(override)
+    for override in _with_their_values(overrides):
+        # With a space in place of = the value is still known; only the space is then a mistake.
+        key, value = _split(_with_equals(override))
         problem = _put(tree, key, value) if key else "is not of the form --section.key=value"
+        fix = "write it like --optimizer.lr=1e-6"
+        if problem is None and override != _with_equals(override):
+            problem, fix = "has a space in place of =", f"write {_with_equals(override)}"
         if problem is None:
             overridden.add(key)
         else:
-            violations.append(
-                Violation(
-                    code="config-override",
-                    what=f"{override} {problem}",
-                    where="command line",
-                    fix="write it like --optimizer.lr=1e-6",
-                )
-            )
+            what = f"{override} {problem}"
+            violations.append(Violation(code="config-override", what=what, where="command line", fix=fix))
     return Sources(file=file, tree=tree, overridden=frozenset(overridden), violations=tuple(violations))
+
+
+def _with_their_values(overrides: Sequence[str]) -> list[str]:
+    """The overrides; a value that follows its key after a space stays with it, so that it is told once."""
+    joined: list[str] = []
+    for text in overrides:
+        is_key = bool(joined) and joined[-1].startswith("--") and not {" ", "="} & set(joined[-1])
+        if is_key and not text.startswith("--"):
+            joined[-1] += f" {text}"
+        else:
+            joined.append(text)
+    return joined
+
+
+def _with_equals(override: str) -> str:
+    """`--run.folder runs/x` as `--run.folder=runs/x`."""
+    key, space, value = override.partition(" ")
+    return f"{key}={value}" if space and "=" not in key else override
 
 
 def _read_toml(file: Path) -> Table:
@@ -85,6 +101,8 @@ def _read_toml(file: Path) -> Table:
             return tomllib.load(stream)
     except FileNotFoundError:
         what, fix = "there is no such file", "give the path of a run file"
+        if str(file).startswith("--"):
+            fix = "give the run file first and what overrides it after it"
     except IsADirectoryError:
         what, fix = (
             "this is a folder, not a run file",
