@@ -49,9 +49,25 @@ def test_an_unknown_character_is_refused_by_name_with_or_without_an_unknown_toke
         HuggingFaceCodec(build()).encode("^a5x2=")
 
 
-def test_a_tokenizer_that_raises_on_a_character_is_a_mistake_of_the_user():
-    with pytest.raises(UserError, match=r"environment-unknown-character.*\^a5x2="):
-        HuggingFaceCodec(characters()).encode("^a5x2=")
+def test_a_tokenizer_that_raises_is_told_by_character_in_words_of_ours_with_its_few_tokens():
+    with pytest.raises(UserError) as raised:
+        HuggingFaceCodec(characters()).encode("Sort 52")
+    assert str(raised.value) == (
+        "[environment-unknown-character] the tokenizer has no token for 'S', 'o', 'r', 't', ' '; "
+        "its 15 tokens are ^ a d = 0 1 2 3 4 5 6 7 8 9 $; in 'Sort 52'; "
+        "choose another rendering of the task, or a model whose tokenizer knows its characters"
+    )
+
+
+def test_of_many_unknown_characters_the_first_five_are_named_and_the_rest_counted():
+    with pytest.raises(UserError, match=r"no token for 'b', 'c', 'e', 'f', 'g' and 2 more; its"):
+        HuggingFaceCodec(characters()).encode("abcdefghi")  # a and d are known
+
+
+def test_the_tokens_of_a_large_vocabulary_are_not_told():
+    vocabulary = {chr(0x4E00 + i): i for i in range(64)} | {"$": 64}
+    with pytest.raises(UserError, match=r"no token for 'x'; in 'x'; "):
+        HuggingFaceCodec(wrap(Tokenizer(models.WordLevel(vocabulary)))).encode("x")
 
 
 def test_text_without_a_token_is_refused():

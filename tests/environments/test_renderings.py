@@ -69,6 +69,22 @@ def test_compact_sorting_refuses_parameters_beyond_single_digits(change):
         rendering_for("compact", load_task("number_sorting", SINGLE_DIGITS | change, 0))
 
 
+def test_the_refusal_names_bounds_that_are_taken_and_those_that_make_digits_equally_likely():
+    with pytest.raises(UserError, match=r"-0\.49 and 9\.49") as raised:
+        rendering_for("compact", load_task("number_sorting", SINGLE_DIGITS | {"max_value": 10.0}, 0))
+    assert "min_value = 0, max_value = 9" in raised.value.fix
+    rounded_bounds = SINGLE_DIGITS | {"min_value": 0, "max_value": 9}
+
+    def share_of_edges(parameters):
+        task = load_task("number_sorting", parameters, 0)
+        rendering = rendering_for("compact", task)
+        digits = "".join(rendering.prompt(task.problem("train", i))[2:7] for i in range(400))
+        return (digits.count("0") + digits.count("9")) / len(digits)
+
+    assert share_of_edges(rounded_bounds) == pytest.approx(1 / 9, abs=0.027)  # two halves of 9 intervals
+    assert share_of_edges(SINGLE_DIGITS) == pytest.approx(2 / 10, abs=0.027)  # 2000 digits: 3 s.e.
+
+
 def test_compact_spelling_pays_the_whole_word_only():
     task = load_task("spell_backward", {"min_word_len": 3, "max_word_len": 5}, 0)
     rendering = CompactSpelling(task)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from onroute.core.errors import UserError
-from onroute.environments.tasks import PAGE_SIZE, load_task
+from onroute.environments.tasks import PAGE_SIZE, load_task, task_names, task_parameters
 
 
 def test_a_problem_depends_on_seed_stream_and_number_alone():
@@ -28,6 +28,42 @@ def test_tasks_that_draw_their_whole_data_set_when_built_have_no_last_problem(ta
 def test_an_unknown_task_is_refused_with_the_nearest_names():
     with pytest.raises(UserError, match=r"environment-unknown-task.*'number_sort'.*number_sorting"):
         load_task("number_sort", {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("no_such_task", "`onroute config --tasks` lists its tasks"),
+        ("sorting", "did you mean number_sorting or word_sorting?"),
+        ("sudokku", "did you mean sudoku"),
+    ],
+)
+def test_only_names_that_are_close_are_suggested_and_else_where_they_are_listed(name, fix):
+    with pytest.raises(UserError) as raised:
+        load_task(name, {}, 0)
+    assert raised.value.fix.startswith(fix)
+    assert "products" not in raised.value.fix
+
+
+def test_tasks_and_their_parameters_are_told_without_those_that_the_run_sets():
+    assert {"number_sorting", "spell_backward", "sudoku"} <= set(task_names())
+    assert task_parameters("number_sorting") == {
+        "min_numbers": 3,
+        "max_numbers": 10,
+        "min_decimals": 0,
+        "max_decimals": 2,
+        "min_value": -100.0,
+        "max_value": 100.0,
+    }
+
+
+def test_the_parameters_of_every_task_can_be_told():
+    assert all(isinstance(task_parameters(name), dict) for name in task_names())
+
+
+def test_a_parameter_that_is_close_to_none_is_refused_with_all_of_them():
+    with pytest.raises(UserError, match=r"it takes min_numbers, max_numbers, min_decimals"):
+        load_task("number_sorting", {"difficulty": 3}, 0)
 
 
 def test_an_unknown_parameter_is_refused_with_the_nearest_name():

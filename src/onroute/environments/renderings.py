@@ -59,7 +59,8 @@ class CompactSorting:
                 f"compact number_sorting needs whole numbers 0 to 9, not {config.min_value:g} to "
                 f"{config.max_value:g} with up to {config.max_decimals} decimals",
                 "environment.options.parameters",
-                "set min_decimals = max_decimals = 0, min_value = -0.49, max_value = 9.49",
+                "set min_decimals = max_decimals = 0 and min_value = 0, max_value = 9, or rather -0.49 and "
+                "9.49: values are rounded, and with 0 and 9 these two digits come half as often as others",
             )
         self._task = task
 

@@ -7,7 +7,7 @@ import difflib
 import functools
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ PAGE_SIZE = 500
 and refuse an index past the end, so an endless stream is made of many data sets of this size."""
 
 _SET_BY_THE_RUN = ("seed", "size")
+_SHORTEST_PART = 4
+_MOST_SUGGESTED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +90,7 @@ def load_task(name: str, parameters: Mapping[str, Json], seed: int) -> Task:
     Raises `UserError` when the library is not installed, has no such task, or refuses the parameters.
     """
     library = _import_library()
-    known: Mapping[str, Any] = library.factory.DATASETS
-    if name not in known:
-        raise UserError(
-            "environment-unknown-task",
-            f"reasoning-gym has no task {name!r}",
-            "environment.options.task",
-            _did_you_mean(name, list(known)),
-        )
-    keys = {field.name for field in dataclasses.fields(known[name][1])}
-    _check_keys(name, parameters, sorted(keys - set(_SET_BY_THE_RUN)))
+    _check_keys(name, parameters, list(_parameters(library, name)))
     task = Task(name, parameters, library, seed)
     try:
         task.problem("train", 0)
@@ -109,6 +102,32 @@ def load_task(name: str, parameters: Mapping[str, Json], seed: int) -> Task:
             "change the value that the reason names",
         ) from error
     return task
+
+
+def task_names() -> list[str]:
+    """The tasks of the library. Raises `UserError` when it is not installed."""
+    return sorted(_import_library().factory.DATASETS)
+
+
+def task_parameters(name: str) -> dict[str, object]:
+    """The parameters of a task with the library's defaults. Raises `UserError` when there is no such task."""
+    return _parameters(_import_library(), name)
+
+
+def _parameters(library: Any, name: str) -> dict[str, object]:
+    known: Mapping[str, Any] = library.factory.DATASETS
+    if name not in known:
+        raise UserError(
+            "environment-unknown-task",
+            f"reasoning-gym has no task {name!r}",
+            "environment.options.task",
+            _did_you_mean(name, known, "`onroute config --tasks` lists its tasks"),
+        )
+    return {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(known[name][1])
+        if field.name not in _SET_BY_THE_RUN
+    }
 
 
 def _import_library() -> Any:
@@ -141,15 +160,16 @@ def _check_keys(task: str, parameters: Mapping[str, Json], allowed: list[str]) -
                 "environment-unknown-parameter",
                 f"task {task} has no parameter {key!r}",
                 where,
-                _did_you_mean(key, allowed),
+                _did_you_mean(key, allowed, f"it takes {', '.join(allowed) or 'none'}"),
             )
 
 
-def _did_you_mean(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"it knows {len(known)}: {', '.join(sorted(known)[:8])}{', …' if len(known) > 8 else ''}"
+def _did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
+    """The names that `name` is a misspelling or a part of, if any."""
+    close = [other for other in sorted(known) if len(name) >= _SHORTEST_PART and name in other]
+    close += difflib.get_close_matches(name, known, n=_MOST_SUGGESTED, cutoff=0.7)
+    suggested = list(dict.fromkeys(close))[:_MOST_SUGGESTED]
+    return f"did you mean {' or '.join(suggested)}?" if suggested else otherwise
 
 
 def _reason(error: BaseException | None) -> str:
