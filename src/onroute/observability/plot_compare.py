@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COMPARE_FILE = "compare.png"
-_MAX_POINTS = 20_000
+_MAX_POINTS = 8_000
+"""Tokens drawn one by one; of more, an even choice."""
+_MAX_OUTLIERS = 200
+"""Tokens that are drawn in any case: those that are furthest off."""
 _FLOOR = 1e-8
 """Log-prob differences below this are drawn here, so that exact agreement fits on a log axis."""
+_MAX_LABELLED_LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,91 +46,136 @@ def plot_compare(compared: ComparedTokens, folder: Path) -> Path:
     Tokens whose log-prob is not finite on any side are left out.
     Raises `UserError` when matplotlib is not installed."""
     finite = np.isfinite(compared.engine) & np.isfinite(compared.native) & np.isfinite(compared.replay)
-    engine, native, replay = (x[finite] for x in (compared.engine, compared.native, compared.replay))
+    engine = compared.engine[finite]
+    native, replay = compared.native[finite] - engine, compared.replay[finite] - engine
+    subtitle = (
+        f"The same {len(engine):,} sampled tokens, scored by the trainer with its own router (native) and on "
+        "the engine's routes (replay).\nΔ: log-prob of a token under the trainer less that under the engine."
+    )
+    if len(engine) > _MAX_POINTS:
+        subtitle += f" Drawn one by one: one of {_stride(len(engine))} tokens and those furthest off."
     figure, axes = style.new_figure(
         "Native against replayed routing",
-        f"The same {len(engine):,} sampled tokens, scored by the trainer with its own router and on the "
-        "engine's routes.",
-        columns=3,
+        subtitle,
+        rows=2,
+        columns=2,
         gap=0.75,
         margin=0.3,
     )
     _draw_layers(axes[0], compared)
-    _draw_differences(axes[1], np.abs(native - engine), np.abs(replay - engine))
-    _draw_tokens(axes[2], engine, native, replay)
+    _draw_differences(axes[1], np.abs(native), np.abs(replay))
+    _draw_tokens((axes[2], axes[3]), engine, (native, replay))
     return style.save(figure, folder / COMPARE_FILE)
 
 
 def _draw_layers(axes: Axes, compared: ComparedTokens) -> None:
+    """One point a layer; the number stands at each of a few layers, and at the worst of many."""
     shares = 100 * np.asarray(compared.agreement)
     positions = np.arange(len(shares))
-    axes.plot(positions, shares, "-", color=style.BLUE, linewidth=1.2, alpha=0.5)
     axes.plot(positions, shares, "o", color=style.BLUE, markersize=4.5)
-    stride = max(1, -(-len(shares) // 8))
+    stride = max(1, -(-len(shares) // _MAX_LABELLED_LAYERS))
     axes.set_xticks(positions[::stride], [str(layer) for layer in compared.layers[::stride]])
-    if len(shares):
-        axes.set_xlim(-0.5, len(shares) - 0.5)
-        room = max(100 - float(shares.min()), 0.1)
-        axes.set_ylim(100 - 1.25 * room, 100 + 0.08 * room)
-        worst = int(shares.argmin())
-        on_right = positions[worst] < len(shares) / 2
+    axes.set_xlabel("decoder layer")
+    style.name_y(axes, "route agreement, % of experts")
+    if not len(shares):
+        return
+    edge = max(0.5, 0.03 * len(shares))
+    axes.set_xlim(-edge, len(shares) - 1 + edge)
+    style.percent_axis(axes, float(shares.min()))
+    few = len(shares) <= _MAX_LABELLED_LAYERS
+    for layer in positions if few else [int(shares.argmin())]:
         axes.annotate(
-            f"{shares[worst]:.2f} %",
-            (float(positions[worst]), float(shares[worst])),
-            xytext=(8 if on_right else -8, -9),
+            f"{shares[layer]:.2f}",
+            (float(positions[layer]), float(shares[layer])),
+            xytext=(0, -6),
             textcoords="offset points",
-            ha="left" if on_right else "right",
+            ha="center",
+            va="top",
             size=8.5,
             color=style.BLUE,
         )
-    style.name_axes(axes, x="decoder layer", y="route agreement, % of experts")
 
 
 def _draw_differences(axes: Axes, native: NDArray[np.float64], replay: NDArray[np.float64]) -> None:
     """Share of tokens that differ by more than x: a curve further left is closer to the engine."""
     axes.set_xscale("log")
-    labels = (("native", native, style.ORANGE), ("replay", replay, style.BLUE))
-    for index, (name, gaps, color) in enumerate(labels):
-        if not len(gaps):
-            continue
-        ordered = np.sort(np.maximum(gaps, _FLOOR))
-        share = 100 * (1 - np.arange(1, len(ordered) + 1) / len(ordered)) + 100 / len(ordered)
-        axes.plot(ordered, share, color=color, linewidth=1.8)
-        axes.text(
-            0.04,
-            0.05 + 0.085 * (1 - index),
-            f"{name}  mean {gaps.mean():.1e}",
-            transform=axes.transAxes,
-            size=8.5,
-            color=color,
-        )
-    if len(native):
-        shortest = float(np.quantile(np.concatenate([native, replay]), 0.1))
-        axes.set_xlim(left=max(shortest, _FLOOR) / 2)
     axes.set_yscale("log")
-    axes.grid(which="minor", axis="y", color="#F3F4F5", linewidth=0.6)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    style.name_axes(axes, x="|Δ log-prob| against the engine, nats", y="% of tokens that differ by more")
+    axes.set_xlabel("x, nats")
+    style.name_y(axes, "% of tokens with |Δ| above x")
+    if not len(native):
+        return
+    everything = np.maximum(np.concatenate([native, replay]), _FLOOR)
+    left = max(float(np.quantile(everything, 0.1)) / 2, _FLOOR)
+    # Where the two are one curve, the wider native one shows on both sides of replay.
+    for row, ((name, gaps, color), width) in enumerate(zip(_kinds(native, replay), (2.6, 1.4), strict=True)):
+        x, share = share_above(np.maximum(gaps, _FLOOR))
+        axes.step([min(left, x[0]), *x], [100.0, *100 * share], where="post", color=color, linewidth=width)
+        text = f"{name}: mean {gaps.mean():.1e}" if gaps.any() else f"{name}: exactly 0"
+        axes.text(0.97, 0.9 - 0.1 * row, text, transform=axes.transAxes, ha="right", size=8.5, color=color)
+    axes.set_xlim(left, max(2 * float(everything.max()), 10 * left))
+    axes.set_ylim(70 / len(native), 150)
+    style.minor_grid(axes)
+    axes.yaxis.set_major_formatter(lambda value, _: style.plain(value))
+
+
+def share_above(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The different values x ascending, and for each the share of `values` that are greater, 0 to 1."""
+    x, counts = np.unique(values, return_counts=True)
+    return x, 1 - counts.cumsum() / len(values)
 
 
 def _draw_tokens(
-    axes: Axes, engine: NDArray[np.float64], native: NDArray[np.float64], replay: NDArray[np.float64]
+    panels: tuple[Axes, Axes],
+    engine: NDArray[np.float64],
+    deltas: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> None:
-    stride = max(1, -(-len(engine) // _MAX_POINTS))
-    if len(engine):
-        low = float(min(engine.min(), native.min(), replay.min()))
-        axes.plot([low, 0], [low, 0], color="#C9CDD3", linewidth=1)
-    for trainer, color, size in ((native, style.ORANGE, 3.2), (replay, style.BLUE, 2.0)):
+    """Δ of each token against the engine's log-prob, native and replay side by side on the same axes.
+
+    Δ is linear up to its 90th percentile and logarithmic beyond: the few that are far off are the story,
+    and the many that are close must not hide in one line."""
+    chosen = _chosen(np.maximum(*np.abs(deltas)))
+    gaps = np.abs(np.concatenate(deltas))
+    linear = 10 ** np.floor(np.log10(max(float(np.quantile(gaps, 0.9)), _FLOOR))) if len(gaps) else 1.0
+    limit = 2 * max(float(gaps.max(initial=0.0)), linear)
+    for axes, (name, delta, color) in zip(panels, _kinds(*deltas), strict=True):
+        axes.set_yscale("symlog", linthresh=linear, linscale=0.7)
+        axes.set_ylim(-limit, limit)
+        axes.axhline(0.0, color=style.FAINT, linewidth=1)
         axes.plot(
-            engine[::stride],
-            trainer[::stride],
+            engine[chosen],
+            delta[chosen],
             ".",
             color=color,
             alpha=0.45,
-            markersize=size,
+            markersize=4,
             markeredgewidth=0,
             rasterized=True,
         )
-    axes.text(0.04, 0.92, "native", transform=axes.transAxes, size=8.5, color=style.ORANGE)
-    axes.text(0.04, 0.835, "replay", transform=axes.transAxes, size=8.5, color=style.BLUE)
-    style.name_axes(axes, x="engine log-prob, nats", y="trainer log-prob, nats")
+        axes.set_yticks(_ticks(linear, limit))
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda value, _: style.plain(value))
+        axes.set_xlabel("log-prob under the engine, nats")
+        style.name_y(axes, f"Δ of {name}, nats")
+
+
+def _chosen(gaps: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Which of the tokens with these |Δ| are drawn, ascending."""
+    furthest = np.argsort(gaps)[-_MAX_OUTLIERS:]
+    return np.union1d(np.arange(0, len(gaps), _stride(len(gaps))), furthest).astype(np.int64)
+
+
+def _stride(num_tokens: int) -> int:
+    return max(1, -(-num_tokens // _MAX_POINTS))
+
+
+def _ticks(linear: float, limit: float) -> list[float]:
+    """Zero and at most four powers of ten on each side, from the linear part's end on."""
+    first, last = round(np.log10(linear)), int(np.floor(np.log10(limit)))
+    powers = [10.0**exponent for exponent in range(first, last + 1, max(1, -(-(last - first + 1) // 4)))]
+    return [*(-power for power in reversed(powers)), 0.0, *powers]
+
+
+def _kinds(
+    native: NDArray[np.float64], replay: NDArray[np.float64]
+) -> tuple[tuple[str, NDArray[np.float64], str], tuple[str, NDArray[np.float64], str]]:
+    return ("native", native, style.ORANGE), ("replay", replay, style.BLUE)
