@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import signal
 import subprocess
 import sys
@@ -7,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_config import onroute
+
+COMMANDS = ["demo", "train", "check", "compare", "export", "config"]
 WAITING_RUN = """
 import asyncio
 from pathlib import Path
@@ -47,3 +51,34 @@ def test_a_signal_ends_a_run_in_order_with_code_130(tmp_path: Path, number: sign
     assert err.startswith("interrupted; ")
     assert err.count("\n") == 1
     assert process.returncode == 130
+
+
+def test_onroute_alone_prints_its_help_and_is_no_mistake():
+    alone, asked = onroute(), onroute("--help")
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert alone.stdout == asked.stdout
+    assert "python -m onroute.training" in alone.stdout
+    assert all(f"\n  {command} " in alone.stdout for command in COMMANDS)
+
+
+def test_the_version_is_that_of_the_package():
+    assert onroute("--version").stdout == f"onroute {importlib.metadata.version('onroute')}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_an_example_on_a_line_of_its_own_and_no_types_of_python(command):
+    done = onroute(command, "--help")
+    assert done.returncode == 0
+    assert f"\n\n  Example: onroute {command}" in done.stdout
+    assert [word for word in ("<", "list[", "bool", "None") if word in done.stdout] == []
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_arguments_stand_in_the_help_as_in_the_usage_line():
+    lines = onroute("train", "--help").stdout.splitlines()
+    assert lines[0] == "Usage: onroute train [OPTIONS] {RUN.TOML} [--SECTION.KEY=VALUE]..."
+    assert any(line.startswith("  RUN.TOML  ") for line in lines)
+    assert any(
+        line.startswith("  --SECTION.KEY=VALUE  Override a key of the file, e.g. --optimizer.lr=1e-6")
+        for line in lines
+    )

@@ -20,7 +20,8 @@ class ClippedOptions:
     clip_high: float = 0.28
     """A token whose probability rose above 1 + clip_high times its old one is pushed up no further; >= 0."""
     dual_clip: float | None = None
-    """Bound the loss of a bad token at this many times its advantage; above 1; none means no bound."""
+    """Bound the loss of a bad token at this many times its advantage; above 1. Leave the key out for no
+    bound."""
 
     def __post_init__(self) -> None:
         # ValueError, because the loader of run files collects it beside all other violations.

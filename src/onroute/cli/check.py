@@ -14,7 +14,10 @@ def check(
         bool, typer.Option("--json", help="Print a JSON object with the results as the last line.")
     ] = False,
 ) -> None:
-    """Prove routing replay on a model, or say why not. Example: onroute check runs/demo-model"""
+    """Prove routing replay on a model, or say why not.
+
+    Example: onroute check runs/demo-model
+    """
     from onroute.cli.output import print_json, print_table
     from onroute.models.world import open_world
     from onroute.training.check import check_model

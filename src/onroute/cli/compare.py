@@ -28,7 +28,10 @@ def compare(
         bool, typer.Option("--json", help="Print a JSON object with the results as the last line.")
     ] = False,
 ) -> None:
-    """Compare native with replayed routing on a run's own tokens. Example: onroute compare runs/demo"""
+    """Compare native with replayed routing on a run's own tokens.
+
+    Example: onroute compare runs/demo
+    """
     from onroute.cli.catalogs import CATALOGS
     from onroute.cli.output import print_json, print_table
     from onroute.core.config.load import load_config

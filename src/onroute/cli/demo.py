@@ -20,13 +20,19 @@ if TYPE_CHECKING:
 def demo(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Values that go before the packaged run file's.", metavar="--SECTION.KEY=VALUE"),
+        typer.Argument(
+            help="Override a key of the packaged run file, e.g. --run.steps=40.",
+            metavar="--SECTION.KEY=VALUE",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object with the results as the last line.")
     ] = False,
 ) -> None:
-    """Build a tiny MoE, warm it up, train it with GRPO, and compare. Example: onroute demo --run.seed=1"""
+    """Build a tiny MoE, warm it up, train it with GRPO, and compare.
+
+    Example: onroute demo --run.seed=1
+    """
     from onroute.cli.catalogs import CATALOGS
     from onroute.core.config.load import load_config
     from onroute.orchestration.folder import RunFolder

@@ -17,17 +17,21 @@ class Dtype(StrEnum):
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")],
     step: Annotated[
-        int | None, typer.Option(help="Step of the checkpoint; without it the newest one.")
+        int | None, typer.Option(help="Step of the checkpoint; without it the newest one.", metavar="STEP")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="New folder; without it RUN/export/step-….", metavar="FOLDER")
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help="float32 keeps the trainer's weights bit for bit.")
+        Dtype,
+        typer.Option(help="float32 keeps the trainer's weights bit for bit.", metavar="float32|bfloat16"),
     ] = Dtype.FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
-    """Export a run's model to a Hugging Face folder. Example: onroute export runs/demo --dtype bfloat16"""
+    """Export a run's model to a Hugging Face folder.
+
+    Example: onroute export runs/demo --dtype bfloat16
+    """
     from onroute.cli.catalogs import CATALOGS
     from onroute.core.config.load import load_config
     from onroute.orchestration.folder import RunFolder

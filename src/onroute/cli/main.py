@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
+from typing import Annotated
 
 import typer
 
@@ -15,6 +17,7 @@ from onroute.cli.config import config
 from onroute.cli.demo import demo
 from onroute.cli.export import export
 from onroute.cli.failures import guarded
+from onroute.cli.help import PlainHelp
 from onroute.cli.train import train
 
 
@@ -37,19 +40,28 @@ COMMANDS = (
 
 app = typer.Typer(
     help="Reinforcement-learning post-training on the route that the tokens really took.",
+    epilog="python -m onroute.training trains on recorded rollouts, alone or under torchrun.",
     add_completion=False,
-    no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps the names of the commands on the command line however many there are."""
+@app.callback(invoke_without_command=True)
+def _onroute(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"onroute {importlib.metadata.version('onroute')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 for command in COMMANDS:
-    app.command(context_settings={"ignore_unknown_options": command.overrides})(guarded(command.run))
+    settings = {"ignore_unknown_options": command.overrides}
+    app.command(cls=PlainHelp, context_settings=settings)(guarded(command.run))
 
 
 def main() -> None:

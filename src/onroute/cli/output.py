@@ -8,11 +8,13 @@ import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from onroute.core.samples import Json
+if TYPE_CHECKING:
+    from onroute.core.samples import Json
 
 
 def print_json(value: object) -> None:

@@ -14,13 +14,18 @@ def train(
     run_file: Annotated[Path, typer.Argument(help="The TOML file of the run.", metavar="RUN.TOML")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Values that go before the file's.", metavar="--SECTION.KEY=VALUE"),
+        typer.Argument(
+            help="Override a key of the file, e.g. --optimizer.lr=1e-6.", metavar="--SECTION.KEY=VALUE"
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object with the results as the last line.")
     ] = False,
 ) -> None:
-    """Train a model. Example: onroute train run.toml --optimizer.lr=1e-6 --run.folder=runs/a"""
+    """Train a model. `onroute config --toml` prints a run file to fill in.
+
+    Example: onroute train run.toml --optimizer.lr=1e-6 --run.folder=runs/a
+    """
     from onroute.cli.catalogs import CATALOGS
     from onroute.core.config.load import load_config
 
@@ -28,7 +33,8 @@ def train(
     with tracebacks_in(Path(config.run.folder)):
         from rich.console import Console
 
-        from onroute.cli.output import print_json, print_record
+        from onroute.cli.output import print_json
+        from onroute.cli.summary import print_accuracy, print_places
         from onroute.observability.progress import Progress
         from onroute.orchestration.run import execute
 
@@ -36,4 +42,6 @@ def train(
         if as_json:
             print_json(summary)
         else:
-            print_record("The run in numbers", summary)
+            print_accuracy(summary)
+            print_places(summary)
+            print(f"metrics     {config.run.folder}/metrics.jsonl; the last step's are in summary.json")

@@ -13,9 +13,10 @@ from onroute.core.samples import Json
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningGymOptions:
     task: str
-    """Name of the reasoning-gym task, e.g. "number_sorting"."""
+    """Name of the reasoning-gym task, e.g. "number_sorting"; `onroute config --tasks` lists them."""
     parameters: Mapping[str, Json] = field(default_factory=dict)
-    """Parameters of that task, e.g. {min_numbers = 3}; seed and size are set by the run."""
+    """Parameters of that task, e.g. {min_numbers = 3}; seed and size are set by the run. `onroute config
+    --tasks NAME` lists them."""
     rendering: Literal["plain", "compact"] = "plain"
     """plain: the question as the library words it, and its own score. compact: one character a
     digit or letter and an exact 0/1 reward, for models with an alphabet of a few characters."""

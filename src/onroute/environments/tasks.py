@@ -166,10 +166,9 @@ def _check_keys(task: str, parameters: Mapping[str, Json], allowed: list[str]) -
 
 def _did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
     """The names that `name` is a misspelling or a part of, if any."""
-    close = [other for other in sorted(known) if len(name) >= _SHORTEST_PART and name in other]
-    close += difflib.get_close_matches(name, known, n=_MOST_SUGGESTED, cutoff=0.7)
-    suggested = list(dict.fromkeys(close))[:_MOST_SUGGESTED]
-    return f"did you mean {' or '.join(suggested)}?" if suggested else otherwise
+    whole = [other for other in sorted(known) if len(name) >= _SHORTEST_PART and name in other]
+    close = whole or difflib.get_close_matches(name, known, n=_MOST_SUGGESTED, cutoff=0.75)
+    return f"did you mean {' or '.join(close[:_MOST_SUGGESTED])}?" if close else otherwise
 
 
 def _reason(error: BaseException | None) -> str:

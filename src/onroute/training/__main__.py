@@ -32,9 +32,15 @@ CATALOGS = Catalogs(
 def main(arguments: Sequence[str]) -> int:
     """Train and return the exit code; every rank ends with the first failing rank's line."""
     parser = argparse.ArgumentParser(prog="python -m onroute.training", description=__doc__)
-    parser.add_argument("run_file", type=Path, metavar="RUN.TOML")
     parser.add_argument(
-        "--rollouts", type=Path, required=True, metavar="FOLDER", help="recorded rollouts of a run"
+        "run_file", type=Path, metavar="RUN.TOML", help="the TOML file of the run, as for `onroute train`"
+    )
+    parser.add_argument(
+        "--rollouts",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="recorded rollouts of a run: RUN/rollouts",
     )
     known, overrides = parser.parse_known_args(arguments)
     try:
