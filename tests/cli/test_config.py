@@ -76,6 +76,26 @@ def test_the_tasks_are_listed_and_one_is_shown_with_its_parameters_as_a_run_file
     assert "Sort these numbers" in problem
 
 
+@pytest.mark.parametrize(
+    ("task", "shows"),
+    [
+        ("composite", "These alone make no problem: "),  # no default for what it is made of
+        ("time_intervals", 'min_date = "1900-01-01"'),  # a date of Python
+        ("figlet_font", "#static_word =  # not set by default"),
+    ],
+)
+def test_defaults_that_no_run_file_could_hold_are_shown_all_the_same(task, shows):
+    done = onroute("config", "--tasks", task)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shows in done.stdout
+    tomllib.loads(done.stdout.partition("\n\nTh")[0])
+
+
+def test_the_parameters_of_a_task_are_json_even_where_its_defaults_are_dates():
+    parameters = json.loads(onroute("config", "--tasks", "time_intervals", "--json").stdout)
+    assert parameters["min_date"] == "1900-01-01"
+
+
 def test_an_unknown_task_is_one_line():
     done = onroute("config", "--tasks", "number_sort")
     assert done.returncode == 2

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from onroute.core.config.describe import TableDescription
+    from onroute.core.samples import Json
 
 
 def config(
@@ -68,6 +69,7 @@ def _chosen(tables: Sequence[TableDescription], name: str | None) -> list[TableD
 
 def _print_tasks(name: str | None, width: int, *, as_json: bool) -> None:
     from onroute.cli.output import print_json
+    from onroute.core.errors import UserError
     from onroute.environments.tasks import load_task, task_names, task_parameters
 
     if name is None:
@@ -78,20 +80,22 @@ def _print_tasks(name: str | None, width: int, *, as_json: bool) -> None:
             _print(textwrap.wrap(", ".join(names), width, break_on_hyphens=False))
             _print(["", "`onroute config --tasks NAME` shows the parameters of one and its first problem."])
         return
-    parameters = task_parameters(name)
+    # Some defaults are dates and records of the library, which JSON and TOML tell as text.
+    parameters: dict[str, Json] = json.loads(json.dumps(task_parameters(name), default=str))
     if as_json:
         print_json(parameters)
         return
     _print(["[environment.options]", f'task = "{name}"', "", "[environment.options.parameters]"])
-    _print(f"{key} = {json.dumps(value, default=str)}" for key, value in parameters.items())
     _print(
-        [
-            "",
-            "The first problem with these parameters:",
-            "",
-            load_task(name, {}, 0).problem("train", 0).question,
-        ]
+        f"#{key} =  # not set by default" if value is None else f"{key} = {json.dumps(value)}"
+        for key, value in parameters.items()
     )
+    try:
+        question = load_task(name, {}, seed=0).problem("train", 0).question
+    except UserError as error:
+        _print(["", f"These alone make no problem: {error.what}."])
+    else:
+        _print(["", "The first problem with these parameters:", "", question])
 
 
 def _print(lines: Iterable[str]) -> None:
