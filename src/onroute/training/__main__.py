@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
             trainer.save(folder, {})
             steps.close(ranks=world.size, checkpoint=folder)
     except OnrouteError as error:
-        print(error, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{error}\n")
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
