@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ Actor = TypeVar("Actor")
 
 OBJECT_STORE_BYTES = 1 << 30
 """Room for rollouts in a cluster of our own; taken as it fills, and Ray spills to disk beyond."""
+
+KNOCK_S = 10.0
+"""How long a cluster's address may take to answer at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,7 @@ def _connect(config: RunConfig, demand: Demand) -> None:
         "object_store_memory": OBJECT_STORE_BYTES,
     }
     try:
+        _knock(address)
         ray.init(
             address=address or "local",
             namespace=f"onroute-{uuid4().hex[:12]}",
@@ -113,13 +118,20 @@ def _connect(config: RunConfig, demand: Demand) -> None:
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(config.run.threads)}},
             **({} if address else own),
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise MachineError(
             "ray-connect",
             f"Ray can't be {'reached' if address else 'started'}: {next(iter(str(error).splitlines()), '')}",
             f"run.ray_address = {address!r}",
             "see that the cluster runs, or leave run.ray_address out to start one on this machine",
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody answers at `HOST:PORT`: Ray itself would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
 
 
 @contextmanager
