@@ -13,7 +13,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from onroute.core.config.sections import RunConfig
-from onroute.observability.trackers.jsonl import read_metrics
+from onroute.orchestration.folder import numbered
 
 ACTORS = ("TrainerRank", "EngineActor", "EnvironmentWorker")
 
@@ -45,18 +45,15 @@ class Machine:
                 found.append((int(folder.name), name))
         return found
 
-    def kill_one(self, kind: str, config: RunConfig, *, after_step: int) -> threading.Thread:
-        """Kill the first actor of `kind` when that step is in the run's metrics."""
-        metrics = Path(config.run.folder) / "metrics.jsonl"
+    def kill_one(self, kind: str, config: RunConfig, *, after_save: int) -> threading.Thread:
+        """Kill the first actor of `kind` when the checkpoint of that step is there."""
+        checkpoints = Path(config.run.folder) / "checkpoints"
 
         def wait_and_kill() -> None:
             deadline = time.monotonic() + 120
-            while time.monotonic() < deadline:
-                rows = read_metrics(metrics) if metrics.exists() else []
-                if any(row.step >= after_step and "train/loss" in row.values for row in rows):
-                    os.kill(min(self.actors(kind)), signal.SIGKILL)
-                    return
+            while after_save not in numbered(checkpoints) and time.monotonic() < deadline:
                 time.sleep(0.02)
+            os.kill(min(self.actors(kind)), signal.SIGKILL)
 
         thread = threading.Thread(target=wait_and_kill, daemon=True)
         thread.start()

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from onroute.core.errors import CheckError, MachineError
-from onroute.orchestration.ray.calls import DIED, Call, Calls, Limit, finished
+from onroute.orchestration.ray.calls import DIED, Call, Calls, Limit
+from onroute.orchestration.together import finished
 
 LIMIT = Limit(seconds=5.0, key="parallel.timeout_s")
 DEATH = MachineError(DIED, "engine 0 died", "while pushing", "start again")

@@ -37,7 +37,7 @@ def drive(config, build, progress=None):
 )
 def test_a_killed_actor_ends_the_run_with_its_name_and_nothing_is_left(ray_run, machine, kind, role, ranks):
     config = ray_run(*ONE_OF_EACH, f"--parallel.ranks={ranks}")
-    killer = machine.kill_one(kind, config, after_step=2)
+    killer = machine.kill_one(kind, config, after_save=2)
     with pytest.raises(MachineError, match=rf"ray-actor-died.*{role} \(process \d+\) died.*while ") as caught:
         drive(config, environments.slow)
     killer.join()
@@ -51,7 +51,7 @@ def test_with_a_restart_the_run_goes_on_from_its_checkpoint_to_its_end(ray_run, 
     config = ray_run(*ONE_OF_EACH, "--run.restarts=1")
     local = small_run(folder="local")
     text = io.StringIO()
-    killer = machine.kill_one("TrainerRank", config, after_step=2)
+    killer = machine.kill_one("TrainerRank", config, after_save=2)
     drive(config, environments.slow, Progress(Console(width=400, file=text), "plain"))
     killer.join()
     execute(local, progress=Progress.silent())
