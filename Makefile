@@ -1,4 +1,5 @@
 # make demo   train a small mixture-of-experts model on this machine and show what it learned
+# make demo-ray   the same on Ray: two trainer ranks, an engine and two environment workers
 # make test   the whole test suite
 # make quick  the suite without its slow tests
 # Every target makes the environment (.venv) first when it is missing or pyproject.toml has changed.
@@ -13,7 +14,7 @@ TEST_ARGS ?=
 # More threads than free cores make small tensor work many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: env demo test quick lint types imports wheel-check
+.PHONY: env demo demo-ray test quick lint types imports wheel-check
 
 env: $(INSTALLED)
 
@@ -25,6 +26,9 @@ $(INSTALLED): pyproject.toml
 
 demo: env
 	$(BIN)/onroute demo $(DEMO_ARGS)
+
+demo-ray: env
+	$(BIN)/onroute demo --run.on=ray $(DEMO_ARGS)
 
 test: env
 	$(BIN)/python -m pytest $(TEST_ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from onroute.core.errors import CheckError, UserError
 from onroute.core.routing import RoutingTrace
 from onroute.core.samples import Sample
 from onroute.data.recorded import load_rollouts, recorded_steps, step_folder
+from onroute.engines.huggingface import HuggingFaceEngine
 from onroute.observability.progress import Progress
 from onroute.observability.trackers.jsonl import read_metrics
 from onroute.orchestration import run as run_module
 from onroute.orchestration.compare import compare_run
-from onroute.orchestration.driver import SynchronousDriver
 from onroute.orchestration.folder import SAMPLED_BY, RunFolder, numbered
+from onroute.orchestration.local import LocalTrainer
 from onroute.orchestration.run import execute
 
 
@@ -231,19 +233,67 @@ def test_an_environment_that_raises_ends_the_run_with_its_own_message(small_run,
         execute(small_run(), progress=Progress.silent())
 
 
-def test_an_interrupt_saves_the_finished_steps(small_run, monkeypatch):
-    step = SynchronousDriver._one_step
+def compared(small_run, monkeypatch, target, method, call, error) -> tuple[Path, Path]:
+    """A whole run, and one that `error` ends at a call of `target.method` and that is then resumed."""
+    whole = small_run("--checkpoint.every=0", folder="whole")
+    execute(whole, progress=Progress.silent())
+    stock, count = getattr(target, method), 0
 
-    async def interrupted(self, phase):
-        if self._step == 3:
-            raise asyncio.CancelledError
-        await step(self, phase)
+    async def interrupted(*args, **kwargs):
+        nonlocal count
+        count += 1
+        if count == call:
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+        return await stock(*args, **kwargs)
 
-    monkeypatch.setattr(SynchronousDriver, "_one_step", interrupted)
-    config = small_run("--checkpoint.every=0")
-    with pytest.raises(asyncio.CancelledError):
+    monkeypatch.setattr(target, method, interrupted)
+    config = small_run("--checkpoint.every=0", folder="halves")
+    with pytest.raises(error):
         execute(config, progress=Progress.silent())
-    assert list(numbered(Path(config.run.folder) / "checkpoints")) == [3]
     monkeypatch.undo()
-    execute(small_run("--run.resume=auto"), progress=Progress.silent())
-    assert list(series(Path(config.run.folder), "train/loss")) == [1, 2, 3, 4]
+    assert numbered(Path(config.run.folder) / "checkpoints")
+    execute(
+        small_run("--checkpoint.every=0", "--run.resume=auto", folder="halves"), progress=Progress.silent()
+    )
+    return Path(whole.run.folder), Path(config.run.folder)
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "call"),
+    [
+        (HuggingFaceEngine, "sample", 4 * (8 + 8) // 4 + 4 + 9),
+        (LocalTrainer, "train", 3),
+        (LocalTrainer, "push", 4),
+        (LocalTrainer, "record", 1),
+    ],
+    ids=["generate", "train", "push", "record"],
+)
+def test_an_interrupted_and_resumed_run_equals_the_uninterrupted_one(
+    small_run, monkeypatch, capfd, target, method, call
+):
+    whole, halves = compared(small_run, monkeypatch, target, method, call, KeyboardInterrupt)
+    for name in (*LEARNED, "push/version"):
+        assert series(whole, name) == series(halves, name), name
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_two_runs_in_one_folder_are_one_too_many(small_run):
+    config = small_run()
+    folder = RunFolder(Path(config.run.folder))
+    folder.create()
+    with folder.locked(), pytest.raises(UserError, match=r"run-busy.*another process"):
+        execute(small_run("--run.resume=auto"), progress=Progress.silent())
+
+
+def test_a_resumed_run_still_knows_its_first_evaluations(small_run):
+    execute(small_run("--run.steps=2"), progress=Progress.silent())
+    summary = execute(small_run("--run.resume=auto"), progress=Progress.silent())
+    assert list(summary.accuracy) == ["before", "after_supervised", "after"]
+    assert summary.lift is not None
+
+
+def test_a_prompt_that_fits_no_microbatch_is_refused_before_the_folder_is_made(small_run):
+    config = small_run("--data.microbatch_tokens=10")
+    with pytest.raises(UserError, match=r"run-microbatch.*at least 14"):
+        execute(config, progress=Progress.silent())
+    assert not Path(config.run.folder).exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from onroute.core.errors import CheckError, UserError
 from onroute.models.tiny import tiny_config, tiny_model
+from onroute.routing.discovery import discover
 from onroute.routing.interception import RouterHooks
 from onroute.routing.sites import RoutingMap, RoutingSite
 from tests.routing.builders import flat_map, logits_of, routers_of, token_ids
@@ -228,3 +230,33 @@ def test_a_second_set_of_hooks_is_refused_and_a_missing_module_named():
     RouterHooks(model, found).remove()
     with pytest.raises(UserError, match=r"routing-module-missing.*'layers\.7'; layer 7"):
         RouterHooks(model, flat_map([7]))
+
+
+def rerouted(model: nn.Module, routing_map: RoutingMap, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change what lies between the hook's answer and the experts, in one of the ways Python has."""
+    site = routing_map.sites[1]
+    router, experts = model.get_submodule(site.module_name), model.get_submodule(site.experts_name)
+    if kind == "router wrapped":
+        router.forward = functools.partial(router.forward)
+    elif kind == "router hooked":
+        router.register_forward_hook(lambda module, args, output: output)
+    elif kind == "class patched":
+        monkeypatch.setattr(type(router), "forward", functools.partialmethod(type(router).forward))
+    elif kind == "experts wrapped":
+        experts.forward = functools.partial(experts.forward)
+    else:
+        experts.register_forward_pre_hook(lambda module, args: args)
+
+
+@pytest.mark.parametrize(
+    "kind", ["router wrapped", "router hooked", "class patched", "experts wrapped", "experts hooked"]
+)
+def test_a_model_that_is_patched_after_install_is_refused(kind, monkeypatch):
+    model = tiny_model("qwen3_moe")
+    routing_map = discover(model, lambda: model(token_ids(2, 6)))
+    hooks = RouterHooks(model, routing_map)
+    model(token_ids(2, 6))
+    hooks.require_untouched()
+    rerouted(model, routing_map, kind, monkeypatch)
+    with pytest.raises(CheckError, match=r"routing-patched.*layers\.1\.mlp"):
+        hooks.require_untouched()

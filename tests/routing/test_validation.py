@@ -122,11 +122,17 @@ def test_one_token_repeated_64_times_may_well_go_one_way():
     validate(stale(64), tokens=tokens)
 
 
-def test_what_an_invalid_row_holds_does_not_matter():
+def test_what_the_row_of_the_last_token_holds_does_not_matter():
     trace = good()
-    trace.valid[3] = False
-    trace.experts[3] = 255
+    trace.experts[-1] = 255
     validate(trace)
+
+
+def test_a_token_that_was_an_input_must_have_a_route():
+    trace = good()
+    trace.valid[3:5] = False
+    with pytest.raises(CheckError, match=r"routing-rows-missing.*2 of \d+ tokens.*first at position 3"):
+        validate(trace)
 
 
 def test_a_last_token_that_was_fed_may_have_a_row():

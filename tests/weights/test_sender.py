@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import time
@@ -296,10 +297,13 @@ def test_a_push_leaves_no_open_file_thread_or_shared_memory(transport):
         push_whole(sender, takers, 2)
         offer = sender.publish(3, SPECS)
         sender.abort(offer)
-        assert footprint() == before
+        after = footprint()
+        # Fewer is fine: what earlier tests left to the garbage collector may go in between.
+        assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
 def footprint() -> tuple[int, int, int]:
+    gc.collect()
     return (
         len(list(Path("/proc/self/fd").iterdir())),
         threading.active_count(),

@@ -64,10 +64,12 @@ class RequestQueue:
                 answers = self._run_batch([waiting.request for waiting in batch])
             except Exception as error:  # handed to the callers, who raise it
                 for waiting in batch:
-                    waiting.answer.set_exception(error)
+                    if not waiting.answer.done():
+                        waiting.answer.set_exception(error)
                 continue
             for waiting, answer in zip(batch, answers, strict=True):
-                waiting.answer.set_result(answer)
+                if not waiting.answer.done():  # its caller was cancelled while the batch ran
+                    waiting.answer.set_result(answer)
 
     async def _settle(self) -> None:
         """Let every task that is ready come to its request: wait until no request joins any more."""

@@ -30,10 +30,12 @@ async def drive(
     """
     async with parts_of_run as parts:
         folder.create()
-        folder.write(folder.config, dump_toml(config))
-        resumption = find_resumption(folder, config)
-        kept = resumption.step if resumption is not None else None
-        if resumption is None and config.run.resume != "never":
-            kept = KEEP_NONE
-        with open_metrics(folder.path, config.tracking.trackers, resumed_from=kept) as metrics:
-            return await SynchronousDriver(config, parts, folder, metrics=metrics, progress=progress).run()
+        with folder.locked():
+            resumption = find_resumption(folder, config)
+            folder.write(folder.config, dump_toml(config))
+            kept = resumption.step if resumption is not None else None
+            if resumption is None and config.run.resume != "never":
+                kept = KEEP_NONE
+            with open_metrics(folder.path, config.tracking.trackers, resumed_from=kept) as metrics:
+                driver = SynchronousDriver(config, parts, folder, metrics=metrics, progress=progress)
+                return await driver.run()

@@ -31,6 +31,7 @@ from onroute.orchestration.folder import RunFolder, step_path
 from onroute.orchestration.handles import Held, Rollout, RolloutHandle, TrainerHandle
 from onroute.orchestration.intake import rollout_metrics
 from onroute.orchestration.resume import config_facts, find_resumption, naming_the_others
+from onroute.orchestration.together import finished
 from onroute.training.marker import damaged
 
 IDLE_STEPS = 3
@@ -80,6 +81,8 @@ class SynchronousDriver(Generic[Held]):
             top_k=config.engine.top_k,
         )
         self._stream = PromptStream(parts.environment, seed=config.run.seed)
+        self._cursor = self._stream.state()
+        """The prompts of finished steps; those of a step that an interrupt cut short are taken again."""
         self._version = 0
         self._step = 0
         self._first_step = 0
@@ -160,19 +163,7 @@ class SynchronousDriver(Generic[Held]):
                 # The trainer still has the weights that sampled them.
                 await self._parts.trainer.record(self._folder.rollouts, step, rollouts)
                 prune(self._folder.rollouts, self._config.checkpoint.recorded_steps)
-        with self._spans.span("train"):
-            reports = await self._parts.trainer.train(rollouts)
-        self._step = step
-        with self._spans.span("push"):
-            pushed = await self._push()
-        seconds = time.monotonic() - begun
-        facts = [fact for rollout in rollouts for fact in rollout.facts]
-        metrics = {**_mean_over_steps([r.metrics for r in reports]), **rollout_metrics(facts), **pushed}
-        tokens = sum(fact.num_tokens for fact in facts)
-        metrics |= {"perf/step_s": seconds, "perf/tokens_per_s": tokens / seconds, **self._spans.take()}
-        self._log(step, metrics)
-        self._last_metrics = metrics
-        phase.update(step, metrics)
+        await finished(self._train(step, rollouts, phase, begun=begun))
         if self._config.checkpoint.every and step % self._config.checkpoint.every == 0:
             await self._save()
         if (
@@ -182,6 +173,26 @@ class SynchronousDriver(Generic[Held]):
         ):
             evaluation = await self._evaluate(f"step {step}")
             phase.update(step, evaluation.metrics if evaluation is not None else {})
+
+    async def _train(
+        self, step: int, rollouts: Sequence[Rollout[Held]], phase: Phase, *, begun: float
+    ) -> None:
+        """Learn from the rollouts of a step, push, and write down what came of it. Once begun, a step is
+        finished and told: an interrupt waits for it."""
+        with self._spans.span("train"):
+            reports = await self._parts.trainer.train(rollouts)
+        with self._spans.span("push"):
+            pushed = await self._push()
+        self._step, self._cursor = step, self._stream.state()
+        seconds = time.monotonic() - begun
+        facts = [fact for rollout in rollouts for fact in rollout.facts]
+        metrics = {**_mean_over_steps([r.metrics for r in reports]), **rollout_metrics(facts), **pushed}
+        tokens = sum(fact.num_tokens for fact in facts)
+        metrics |= {"perf/step_s": seconds, "perf/tokens_per_s": tokens / seconds, **self._spans.take()}
+        self._log(step, metrics)
+        self._last_metrics = metrics
+        phase.update(step, metrics)
+        self._note_nothing_learned(len(rollouts), metrics)
 
     def _note_nothing_learned(self, prompts: int, metrics: Mapping[str, float]) -> None:
         """Say so once when step after step has nothing to learn from."""
@@ -230,10 +241,9 @@ class SynchronousDriver(Generic[Held]):
 
     async def _save(self) -> None:
         with self._spans.span("save"):
-            state = self._stream.state()
             facts: dict[str, Json] = {
                 "step": self._step, "weight_version": self._version,
-                "stream": {"seed": state.seed, "cursor": state.cursor},
+                "stream": {"seed": self._cursor.seed, "cursor": self._cursor.cursor},
                 "config": config_facts(self._config),
             }  # fmt: skip
             await self._parts.trainer.save(step_path(self._folder.checkpoints, self._step), facts)
@@ -264,6 +274,7 @@ class SynchronousDriver(Generic[Held]):
                 self._stream = PromptStream.resume(
                     self._parts.environment, seed=self._config.run.seed, state=state
                 )
+                self._cursor = state
             case _:
                 raise damaged(found.path, "the driver's part of it is broken")
         self._first_step = step

@@ -41,5 +41,13 @@ def _require_room(prompt: Prompt, config: RunConfig, limit: int) -> None:
             "run-context",
             f"a prompt of {length} tokens and a response of {new} exceed the context of {limit}",
             f"prompt {prompt.id}",
-            "lower engine.max_new_tokens or choose shorter prompts",
+            f"lower engine.max_new_tokens to at most {max(1, limit - length)}, or choose shorter prompts",
+        )
+    room = config.data.microbatch_tokens
+    if length + new > room:
+        raise UserError(
+            "run-microbatch",
+            f"a prompt of {length} tokens and a response of {new} exceed a microbatch of {room}",
+            f"prompt {prompt.id}",
+            f"set data.microbatch_tokens to at least {length + new}",
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +64,23 @@ class RunFolder:
                 str(self.path),
                 "choose another run.folder",
             ) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Ours alone for the body; the lock goes with the process, however it ends.
+
+        Raises UserError when another process runs in this folder."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(
+                    "run-busy",
+                    "another process runs in this folder",
+                    str(self.path),
+                    "wait for its end, or choose another run.folder",
+                ) from error
+            yield
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

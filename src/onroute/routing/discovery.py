@@ -44,7 +44,7 @@ def discover(model: nn.Module, forward: Callable[[], object]) -> RoutingMap:
     placed = [(layer, event) for event in routers if (layer := owner(event.module)) is not None]
     if not placed:
         raise _nothing_found(model, stack)
-    sites = [_site(layer, seen.names[event.module], event) for layer, event in placed]
+    sites = [_site(layer, event, seen) for layer, event in placed]
     sites.sort(key=lambda site: site.layer)
     _refuse_repeated(sites)
     _refuse_mixed(sites)
@@ -129,7 +129,8 @@ def _layer_index(module_name: str, stack_name: str) -> int | None:
     return int(module_name.removeprefix(prefix).split(".")[0]) if module_name.startswith(prefix) else None
 
 
-def _site(layer: int, name: str, event: TopKEvent) -> RoutingSite:
+def _site(layer: int, event: TopKEvent, seen: Observation) -> RoutingSite:
+    name = seen.names[event.module]
     if not event.over_last_axis:
         raise UserError(
             "routing-axis",
@@ -143,6 +144,7 @@ def _site(layer: int, name: str, event: TopKEvent) -> RoutingSite:
         ordinal=event.ordinal,
         num_experts=event.width,
         top_k=event.ids.shape[-1],
+        experts_name=seen.names[event.sink],
     )
 
 

@@ -100,6 +100,11 @@ class RouterHooks:
         modules = [_find(model, site) for site in routing_map.sites]
         for column, (site, module) in enumerate(zip(routing_map.sites, modules, strict=True)):
             self._install(column, site, module)
+        names = dict.fromkeys(
+            n for site in routing_map.sites for n in (site.module_name, site.experts_name) if n
+        )
+        watched = [(name, model.get_submodule(name)) for name in names]
+        self._watched = [(name, module, _way_through(module)) for name, module in watched]
 
     @contextmanager
     def using(self, handler: RouteHandler | None) -> Iterator[None]:
@@ -109,6 +114,18 @@ class RouterHooks:
             yield
         finally:
             self._handler = before
+
+    def require_untouched(self) -> None:
+        """Raises CheckError when a router or its experts were patched or hooked since the hooks went on:
+        what the router hands on might then no longer be what it was given."""
+        for name, module, before in self._watched:
+            if _way_through(module) != before:
+                raise CheckError(
+                    "routing-patched",
+                    f"module {name!r} was patched or hooked after replay was installed",
+                    "before the forward pass",
+                    'change the model before the trainer is built, or set routing.replay = "off"',
+                )
 
     def remove(self) -> None:
         """Give every router its stock forward back."""
@@ -134,6 +151,16 @@ class RouterHooks:
         setattr(forward, _MARK, True)
         module.__dict__["forward"] = MethodType(forward, module)
         self._installed.append((module, before))
+
+
+def _way_through(module: nn.Module) -> tuple[object, ...]:
+    """All that a call of the module runs: its own forward, its class's, and its hooks."""
+    return (
+        module.__dict__.get("forward"),
+        type(module).forward,
+        tuple(module._forward_pre_hooks.values()),
+        tuple(module._forward_hooks.values()),
+    )
 
 
 def _find(model: nn.Module, site: RoutingSite) -> nn.Module:

@@ -12,6 +12,7 @@ class RoutingSite:
     layer: index in the decoder stack, dense layers counted.
     module_name: the module, within the model, in whose forward the call happens.
     ordinal: how many calls of top-k precede it in that forward; a grouped router first picks groups.
+    experts_name: the module that is handed the choice; empty when it is not known.
     """
 
     layer: int
@@ -19,6 +20,7 @@ class RoutingSite:
     ordinal: int
     num_experts: int
     top_k: int
+    experts_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,14 @@ def _check_valid_mask(trace: RoutingTrace, last_is_sampled: bool, sample_id: str
             f"sample {sample_id}",
             "give one flag per token",
         )
+    fed = trace.valid[:-1] if last_is_sampled else trace.valid
+    if not fed.all():
+        raise CheckError(
+            "routing-rows-missing",
+            f"{int((~fed).sum())} of {len(fed)} tokens that were inputs have no route",
+            f"sample {sample_id}, first at position {int(np.argmin(fed))}",
+            _CAPTURE,
+        )
     if last_is_sampled and trace.num_tokens and trace.valid[-1]:
         raise CheckError(
             "routing-last-row",

@@ -18,7 +18,7 @@ from onroute.algorithms.catalog import ADVANTAGES, LOSSES
 from onroute.core.batches import StepReport
 from onroute.core.config.catalog import Catalogs
 from onroute.core.config.load import load_config
-from onroute.core.errors import INTERRUPTED, OnrouteError
+from onroute.core.errors import INTERRUPTED, OnrouteError, UserError
 from onroute.environments.catalog import ENVIRONMENTS
 from onroute.models.world import World, open_world
 from onroute.observability.catalog import TRACKERS
@@ -45,11 +45,19 @@ def main(arguments: Sequence[str]) -> int:
     known, overrides = parser.parse_known_args(arguments)
     try:
         config = load_config(known.run_file, overrides, CATALOGS)
+        checkpoints = Path(config.run.folder) / "checkpoints"
+        if checkpoints.exists():
+            raise UserError(
+                "run-folder",
+                "the run folder holds checkpoints already",
+                str(checkpoints),
+                "choose another run.folder",
+            )
         batches = load_batches(known.rollouts)
         with open_world(timeout_s=config.parallel.timeout_s, threads=config.run.threads) as world:
             steps = _Reporter(world)
             trainer = train_on(config, batches, world, report=steps.report)
-            folder = Path(config.run.folder) / "checkpoints" / f"step-{len(batches):06d}"
+            folder = checkpoints / f"step-{len(batches):06d}"
             trainer.save(folder, {})
             steps.close(ranks=world.size, checkpoint=folder)
     except OnrouteError as error:

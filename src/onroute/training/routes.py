@@ -48,7 +48,9 @@ class TrainerRoutes:
         return checkpointing(self._model, self.session.context_fn, enabled=enabled)
 
     def require(self, samples: Mapping[int, Sample]) -> None:
-        """Raises CheckError unless every sample brought routes of its own length for these routers."""
+        """Raises CheckError unless every sample brought routes of its own length for these routers, and the
+        routers and experts are as they were when replay was installed."""
+        self.hooks.require_untouched()
         for sample in samples.values():
             rows = 0 if sample.routing is None else sample.routing.num_tokens
             if rows != sample.num_tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -100,27 +100,6 @@ class Calls:
                 "see Ray's logs; a run with checkpoints goes on with --run.resume=auto",
             )
         return cause
-
-
-async def finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `coroutine`, which an interrupt does not cut short: it is raised at the next await.
-
-    What several ranks do together must be finished by all of them, and then counted as done.
-    """
-    me = asyncio.current_task()
-    assert me is not None  # a coroutine is always run by a task
-    task = asyncio.ensure_future(coroutine)
-    is_interrupted = False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            is_interrupted = True
-            me.uncancel()
-    result = task.result()
-    if is_interrupted:
-        me.cancel()
-    return result
 
 
 async def _awaited(answer: Awaitable[Result]) -> Result:

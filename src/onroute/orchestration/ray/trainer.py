@@ -19,8 +19,9 @@ from onroute.core.weights import WeightOffer, WeightReceipt, WeightVersion
 from onroute.data.batch import whole_batch
 from onroute.data.plan import plan_batch
 from onroute.orchestration.handles import Rollout
-from onroute.orchestration.ray.calls import Call, Calls, Limit, finished
+from onroute.orchestration.ray.calls import Call, Calls, Limit
 from onroute.orchestration.ray.ranks import PlannedBatch, TrainerRank
+from onroute.orchestration.together import finished
 from onroute.weights.checksum import check_receipt
 
 
