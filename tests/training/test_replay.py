@@ -10,7 +10,8 @@ from types import MethodType
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from onroute.core.config.sections import RunConfig
 from onroute.core.errors import CheckError, UserError
@@ -62,15 +63,16 @@ def chosen_experts(
     """Ids [rows, top_k] that each router hands to its experts, in the order of the calls."""
     seen: list[Tensor] = []
     assert trainer.routes is not None
-    handles = [
-        trainer.model.get_submodule(site.module_name).register_forward_hook(
-            lambda module, args, output: seen.append(output[2].detach().clone())
-        )
-        for site in trainer.routes.map.sites
-    ]
+    routers = {trainer.model.get_submodule(site.module_name) for site in trainer.routes.map.sites}
+
+    def look(module: nn.Module, args: object, output: tuple[Tensor, ...]) -> None:
+        if module in routers:
+            seen.append(output[2].detach().clone())
+
+    # A hook on the router itself would be refused.
+    handle = register_module_forward_hook(look)
     trainer.train(batch_for(config, samples, world))
-    for handle in handles:
-        handle.remove()
+    handle.remove()
     return seen
 
 
