@@ -1,7 +1,7 @@
 # make demo   train a small mixture-of-experts model on this machine and show what it learned
 # make demo-ray   the same on Ray: two trainer ranks, an engine and two environment workers
-# make test   the whole test suite
-# make quick  the suite without its slow tests
+# make test   the test suite
+# make slow   the tests that take long: whole demos, runs on Ray, wheels
 # Every target makes the environment (.venv) first when it is missing or pyproject.toml has changed.
 
 PYTHON ?= python3
@@ -14,7 +14,7 @@ TEST_ARGS ?=
 # More threads than free cores make small tensor work many times slower.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: env demo demo-ray test quick lint types imports wheel-check
+.PHONY: env demo demo-ray test slow lint types imports wheel-check
 
 env: $(INSTALLED)
 
@@ -31,10 +31,10 @@ demo-ray: env
 	$(BIN)/onroute demo --run.on=ray $(DEMO_ARGS)
 
 test: env
-	$(BIN)/python -m pytest $(TEST_ARGS)
-
-quick: env
 	$(BIN)/python -m pytest -m 'not slow' $(TEST_ARGS)
+
+slow: env
+	$(BIN)/python -m pytest -m slow $(TEST_ARGS)
 
 lint: env
 	$(BIN)/ruff check .
