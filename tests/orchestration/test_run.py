@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -233,6 +234,14 @@ def test_an_environment_that_raises_ends_the_run_with_its_own_message(small_run,
         execute(small_run(), progress=Progress.silent())
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts, also where the suite itself was started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def compared(small_run, monkeypatch, target, method, call, error) -> tuple[Path, Path]:
     """A whole run, and one that `error` ends at a call of `target.method` and that is then resumed."""
     whole = small_run("--checkpoint.every=0", folder="whole")
@@ -268,6 +277,7 @@ def compared(small_run, monkeypatch, target, method, call, error) -> tuple[Path,
     ],
     ids=["generate", "train", "push", "record"],
 )
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_and_resumed_run_equals_the_uninterrupted_one(
     small_run, monkeypatch, capfd, target, method, call
 ):
