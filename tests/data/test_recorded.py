@@ -80,7 +80,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     def full_disk(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recorded, "_sync", full_disk)
+    monkeypatch.setattr(recorded, "sync", full_disk)
     with pytest.raises(OSError, match="No space"):
         save_rollouts(tmp_path, 1, GROUPS[:1])
     monkeypatch.undo()

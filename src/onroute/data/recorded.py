@@ -40,11 +40,11 @@ def save_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:
     unfinished = target / f".{FILE_NAME}.unfinished"
     try:
         save_file(arrays, unfinished, metadata=metadata)
-        _sync(unfinished)
+        sync(unfinished)
         unfinished.replace(target / FILE_NAME)
     finally:
         unfinished.unlink(missing_ok=True)
-    _sync(target)
+    sync(target)
     return target
 
 
@@ -120,7 +120,8 @@ def _digest(arrays: Mapping[str, NDArray[Any]], records: str) -> str:
     return digest.hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file, or renames inside a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from onroute.data.recorded import sync
 from onroute.models.load import load_skeleton
 from onroute.models.names import PublishedLayout
 from onroute.models.world import World
-from onroute.training.folders import begin, beside, discard, publish, sync
+from onroute.training.folders import begin, beside, discard, publish
 from onroute.training.trainer import Trainer
 
 _SIDE_FILES = ("*.json", "*.jinja", "*.model", "*.txt")

@@ -6,11 +6,12 @@ A new folder is written as `.NAME.writing` and renamed. One that it replaces ste
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
 from typing import Literal
+
+from onroute.data.recorded import sync
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>writing|replaced|removing)")
 
@@ -73,15 +74,6 @@ def replaced_name(path: Path) -> str | None:
     """The name of the folder that `path` stood aside for; None when it is something else."""
     match = _LEFTOVER.fullmatch(path.name)
     return match["name"] if match is not None and match["state"] == "replaced" else None
-
-
-def sync(path: Path) -> None:
-    """Make the content of a file, or the names inside a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def beside(folder: Path, state: Literal["writing", "replaced", "removing"]) -> Path:
