@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from onroute.core.errors import CheckError, UserError
+from onroute.core.errors import CheckError, MachineError, UserError
 from onroute.core.routing import RoutingTrace
-from onroute.core.samples import Sample
+from onroute.core.samples import Completion, Sample, SampleRequest
 from onroute.data.recorded import load_rollouts, recorded_steps, step_folder
 from onroute.engines.huggingface import HuggingFaceEngine
 from onroute.observability.progress import Progress
@@ -225,12 +225,29 @@ def test_a_bad_sample_ends_the_run_before_any_optimizer_step(small_run, monkeypa
     assert not (Path(config.run.folder) / "checkpoints").exists()
 
 
-def test_an_environment_that_raises_ends_the_run_with_its_own_message(small_run, monkeypatch):
+def test_an_environment_that_raises_ends_the_run_in_one_line_with_its_traceback_in_a_file(
+    small_run, monkeypatch
+):
     def boom(sample: Sample) -> Sample:
         raise RuntimeError("the verifier fell over")
 
     broken_parts(monkeypatch, boom)
-    with pytest.raises(RuntimeError, match="the verifier fell over"):
+    with pytest.raises(
+        MachineError,
+        match=r"environment-failed.*RuntimeError: the verifier fell over.*prompt number_sorting/",
+    ) as caught:
+        execute(small_run(), progress=Progress.silent())
+    assert "\n" not in str(caught.value)
+    traceback = Path(caught.value.fix.rpartition(" ")[2]).read_text()
+    assert "in boom" in traceback
+
+
+def test_an_engine_that_raises_is_not_taken_for_the_environment(small_run, monkeypatch):
+    async def fails(engine: HuggingFaceEngine, requests: Sequence[SampleRequest]) -> list[Completion]:
+        raise ZeroDivisionError("in the engine")
+
+    monkeypatch.setattr(HuggingFaceEngine, "sample", fails)
+    with pytest.raises(ZeroDivisionError, match="in the engine"):
         execute(small_run(), progress=Progress.silent())
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ import typer
 
 from onroute.cli.output import print_json
 from onroute.core.errors import INTERRUPTED, MachineError, OnrouteError
+from onroute.core.tracebacks import keep_traceback, traceback_of
 
 P = ParamSpec("P")
 UNEXPECTED = 1
@@ -91,7 +90,7 @@ def tracebacks_in(folder: Path | None) -> Iterator[None]:
         known = _known_error(error)
         if known is not None:
             raise known from error
-        raise UnexpectedError(_one_line(error), _write_traceback(error, folder)) from error
+        raise UnexpectedError(_one_line(error), keep_traceback(traceback_of(error), folder)) from error
 
 
 def _tell_json(arguments: Mapping[str, object], exit_code: int, errors: Iterable[Told]) -> None:
@@ -136,16 +135,3 @@ def _machine_error(error: Exception) -> MachineError | None:
 def _one_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _write_traceback(error: Exception, folder: Path | None) -> Path:
-    text = "".join(traceback.format_exception(error))
-    if folder is not None and folder.is_dir():
-        file = folder / "traceback.txt"
-        file.write_text(text, encoding="utf-8")
-        return file
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="onroute-traceback-", suffix=".txt", delete=False, encoding="utf-8"
-    ) as stream:
-        stream.write(text)
-    return Path(stream.name)

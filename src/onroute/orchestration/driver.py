@@ -31,6 +31,7 @@ from onroute.orchestration.folder import RunFolder, step_path
 from onroute.orchestration.handles import Held, Rollout, RolloutHandle, TrainerHandle
 from onroute.orchestration.intake import rollout_metrics
 from onroute.orchestration.resume import config_facts, find_resumption, naming_the_others
+from onroute.orchestration.schedule import Schedule
 from onroute.orchestration.together import finished
 from onroute.training.marker import damaged
 
@@ -73,6 +74,7 @@ class SynchronousDriver(Generic[Held]):
     ) -> None:
         self._config, self._parts, self._folder = config, parts, folder
         self._metrics, self._progress = metrics, progress
+        self._schedule = Schedule(config, folder)
         self._spans = Spans()
         self._sampling = SamplingParams(
             max_new_tokens=config.engine.max_new_tokens,
@@ -158,19 +160,15 @@ class SynchronousDriver(Generic[Held]):
         step = self._step + 1
         with self._spans.span("generate"):
             rollouts = await self._generate(step)
-        if self._is_recorded(step):
+        if self._schedule.records(step):
             with self._spans.span("record"):
                 # The trainer still has the weights that sampled them.
                 await self._parts.trainer.record(self._folder.rollouts, step, rollouts)
                 prune(self._folder.rollouts, self._config.checkpoint.recorded_steps)
         await finished(self._train(step, rollouts, phase, begun=begun))
-        if self._config.checkpoint.every and step % self._config.checkpoint.every == 0:
+        if self._schedule.saves(step):
             await self._save()
-        if (
-            self._config.run.eval_every
-            and step % self._config.run.eval_every == 0
-            and step < self._config.run.steps
-        ):
+        if self._schedule.evaluates(step):
             evaluation = await self._evaluate(f"step {step}")
             phase.update(step, evaluation.metrics if evaluation is not None else {})
 
@@ -234,11 +232,6 @@ class SynchronousDriver(Generic[Held]):
         self._metrics.log(step, metrics)
         self._best.see(step, metrics)
 
-    def _is_recorded(self, step: int) -> bool:
-        checkpoint = self._config.checkpoint
-        due = step % checkpoint.record_every == 0 or step > self._config.run.steps - checkpoint.recorded_steps
-        return due and checkpoint.recorded_steps > 0
-
     async def _save(self) -> None:
         with self._spans.span("save"):
             facts: dict[str, Json] = {
@@ -279,13 +272,17 @@ class SynchronousDriver(Generic[Held]):
                 raise damaged(found.path, "the driver's part of it is broken")
         self._first_step = step
         self._evaluations |= read_evaluations(self._folder, ("before", "after_supervised"))
+        is_evaluated = False
         for row in read_metrics(self._folder.metrics):
             self._best.see(row.step, row.values)
+            is_evaluated |= row.step == step and "eval/accuracy" in row.values
             if row.step == step and "train/loss" in row.values:
                 self._last_metrics = dict(row.values)
         await self._push()
         for line in found.notes():
             self._progress.note(line)
+        if self._schedule.evaluates(step) and not is_evaluated:  # the run was ended before it could
+            await self._evaluate(f"step {step}")
         if step == self._config.run.steps:
             self._progress.note(f"all {step} steps were done before; raise run.steps to go on")
         return True

@@ -100,6 +100,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def save_request(self) -> Path:
+        return self.path / "save"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -19,6 +19,7 @@ from onroute.data.recorded import save_rollouts, step_folder
 from onroute.orchestration.folder import SAMPLED_BY
 from onroute.orchestration.handles import Rollout
 from onroute.orchestration.intake import Intake
+from onroute.orchestration.rollout import roll_out
 from onroute.orchestration.together import together
 from onroute.training.export import export_model
 from onroute.training.trainer import Trainer
@@ -36,7 +37,7 @@ class LocalRollouts:
         self, prompts: Sequence[Prompt], seeds: Sequence[int], *, n: int, sampling: SamplingParams
     ) -> list[Rollout[Group]]:
         groups = await together(
-            self._environment.rollout(prompt, self._engine, n=n, sampling=sampling, seed=seed)
+            roll_out(self._environment, prompt, self._engine, n=n, sampling=sampling, seed=seed)
             for prompt, seed in zip(prompts, seeds, strict=True)
         )
         self._intake.check(groups)

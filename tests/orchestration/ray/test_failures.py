@@ -65,7 +65,7 @@ def test_with_a_restart_the_run_goes_on_from_its_checkpoint_to_its_end(ray_run, 
 
 
 def test_an_environment_that_raises_ends_the_run_with_its_own_message(ray_run, machine):
-    with pytest.raises(RuntimeError, match="the verifier fell over"):
+    with pytest.raises(MachineError, match=r"environment-failed.*the verifier fell over.*prompt "):
         drive(ray_run(*ONE_OF_EACH), environments.raising)
     assert machine.is_empty()
 

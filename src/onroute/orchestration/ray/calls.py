@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from onroute.core.errors import MachineError, OnrouteError
+from onroute.core.tracebacks import keep_traceback
 
 Result = TypeVar("Result")
 
@@ -38,14 +40,31 @@ class Call(Generic[Result]):
 
 
 class Calls:
-    """Knows all actors of a run by their roles."""
+    """Knows all actors of a run by their roles, and hears of a death whoever is being asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        """folder: of the run; tracebacks of actors go there."""
+        self._folder = folder
         self._roles: dict[str, str] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+        self._first_death: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def enroll(self, role: str, actor: ActorHandle[Any]) -> None:
         """An actor may be enrolled again under a better name."""
         self._roles[actor._actor_id.hex()] = role
+
+    def watch(self, stay: Awaitable[None]) -> None:
+        """stay: a call that an actor answers by its death alone, which then ends every call to others."""
+        task = asyncio.ensure_future(_awaited(stay))
+        self._watches.add(task)
+        task.add_done_callback(self._hear)
+
+    def _hear(self, watch: asyncio.Task[None]) -> None:
+        if watch.cancelled() or self._first_death.done():
+            return
+        death = watch.exception()
+        if death is not None:
+            self._first_death.set_result(death)
 
     async def one(self, call: Call[Result], *, phase: str, limit: Limit) -> Result:
         """The answer of a single actor. Raises like `all`."""
@@ -57,34 +76,49 @@ class Calls:
 
         phase: for errors; what the actors do, as "training".
 
-        Raises what an actor raised, or MachineError when one died or was late. When several fail, a death
-        comes before an error of ours, and that before what is likely a consequence.
+        Raises what an actor raised, or MachineError when one died or was late, be it one that was not asked.
+        When several fail, a death comes before an error of ours, and that before what is likely a
+        consequence.
         """
         tasks = {asyncio.ensure_future(_awaited(call.answer)): call for call in calls}
         try:
-            done, waiting = await asyncio.wait(
-                tasks, timeout=limit.seconds, return_when=asyncio.FIRST_EXCEPTION
-            )
-            failed = any(task.exception() is not None for task in done)
-            if failed and waiting:
-                await asyncio.wait(waiting, timeout=GRACE_S)
-            if failed:
-                self._raise_first_cause(tasks, phase)
+            await self._until(tasks, asyncio.FIRST_EXCEPTION, limit.seconds)
+            if self._has_failed(tasks):
+                await self._until(tasks, asyncio.ALL_COMPLETED, GRACE_S)
+                raise self._first_cause(tasks, phase)
+            waiting = [call.role for task, call in tasks.items() if not task.done()]
             if waiting:
-                raise _late([tasks[task].role for task in waiting], phase, limit)
+                raise _late(waiting, phase, limit)
             return [task.result() for task in tasks]
         finally:
             for task in tasks:
                 task.cancel()
 
-    def _raise_first_cause(self, tasks: dict[asyncio.Task[Result], Call[Result]], phase: str) -> None:
+    async def _until(self, tasks: Iterable[asyncio.Task[Result]], what: str, timeout_s: float) -> None:
+        """Wait for `what` of the tasks, or for a death, whichever comes first."""
+        settled = asyncio.ensure_future(asyncio.wait(list(tasks), return_when=what))
+        try:
+            await asyncio.wait(
+                (settled, self._first_death), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            settled.cancel()
+
+    def _has_failed(self, tasks: Iterable[asyncio.Task[Result]]) -> bool:
+        return self._first_death.done() or any(task.done() and task.exception() is not None for task in tasks)
+
+    def _first_cause(self, tasks: dict[asyncio.Task[Result], Call[Result]], phase: str) -> BaseException:
         raised = [
             (error, self._cause(error, call.role, phase))
             for task, call in tasks.items()
             if task.done() and (error := task.exception()) is not None
         ]
+        if self._first_death.done():
+            death = self._first_death.result()
+            raised.insert(0, (death, self._cause(death, "an actor", phase)))
         error, cause = min(raised, key=lambda pair: _likely_consequence(pair[1]))
-        raise cause from (None if cause is error else error)
+        cause.__cause__ = None if cause is error else error
+        return cause
 
     def _cause(self, error: BaseException, role: str, phase: str) -> BaseException:
         cause = error
@@ -99,7 +133,18 @@ class Calls:
                 f"{role}, while {phase}",
                 "see Ray's logs; a run with checkpoints goes on with --run.resume=auto",
             )
+        if isinstance(error, RayTaskError) and not isinstance(cause, OnrouteError):
+            return self._unforeseen(error, cause, role, phase)
         return cause
+
+    def _unforeseen(self, error: RayTaskError, cause: BaseException, role: str, phase: str) -> MachineError:
+        file = keep_traceback(str(error), self._folder)
+        return MachineError(
+            "ray-exception",
+            f"{type(cause).__name__}: {_first_line(cause)}",
+            f"{role}, while {phase}",
+            f"see its traceback in {file}; go on with --run.resume=auto when it is mended",
+        )
 
 
 async def _awaited(answer: Awaitable[Result]) -> Result:
@@ -116,9 +161,11 @@ def _death(error: RayActorError, role: str, phase: str) -> MachineError:
     pid = re.search(r"pid: (\d+)", str(error))
     process = f" (process {pid[1]})" if pid else ""
     memory = re.search(r"memory usage|OutOfMemory|OOM", _first_line(error))
+    node = "its node has died" in str(error)
+    reason = ", out of memory" if memory else ", its node was lost" if node else ""
     return MachineError(
         DIED,
-        f"{role}{process} died{', out of memory' if memory else ''}",
+        f"{role}{process} died{reason}",
         f"while {phase}",
         "see its log in Ray's session folder and the kernel's log for lack of memory; "
         "go on with --run.resume=auto",

@@ -28,6 +28,9 @@ Actor = TypeVar("Actor")
 OBJECT_STORE_BYTES = 1 << 30
 """Room for rollouts in a cluster of our own; taken as it fills, and Ray spills to disk beyond."""
 
+WATCH = "watch"
+"""The concurrency group of an actor's `stay`, which is answered by nothing but the actor's death."""
+
 KNOCK_S = 10.0
 """How long a cluster's address may take to answer at all."""
 
@@ -78,7 +81,8 @@ class Cluster:
                 placement_group=self.group, placement_group_bundle_index=bundle
             ),
         }
-        handle = ray.remote(kind).options(**options).remote(*arguments)
+        actor = ray.remote(concurrency_groups={WATCH: 1})(kind)  # type: ignore[call-overload]
+        handle = actor.options(**options).remote(*arguments)
         return cast("ActorHandle[Actor]", handle)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import ray
@@ -15,7 +16,7 @@ from onroute.core.samples import Completion, SampleRequest
 from onroute.core.weights import Transport, WeightOffer, WeightReceipt
 from onroute.engines.catalog import ENGINES
 from onroute.orchestration.ray.calls import Call, Calls, Limit, Result
-from onroute.orchestration.ray.cluster import Spot, own_spot
+from onroute.orchestration.ray.cluster import WATCH, Spot, own_spot
 from onroute.orchestration.ray.rounds import Rounds, Seat
 from onroute.weights import broadcast, shared_memory
 from onroute.weights.receiver import Receiver
@@ -33,6 +34,11 @@ class EngineActor:
 
     async def spot(self) -> Spot:
         return own_spot()
+
+    @ray.method(concurrency_group=WATCH)
+    async def stay(self) -> None:
+        """Never returns: whoever awaits it hears of this actor's death."""
+        await asyncio.Event().wait()
 
     async def start(self, transport: Transport) -> EngineCapabilities:
         """Load the model; what the running engine can do."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import ray
 import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
@@ -20,7 +22,7 @@ from onroute.data.batch import train_batch
 from onroute.data.recorded import save_rollouts, step_folder
 from onroute.models.world import Place, open_world
 from onroute.orchestration.folder import SAMPLED_BY
-from onroute.orchestration.ray.cluster import Spot, own_spot
+from onroute.orchestration.ray.cluster import WATCH, Spot, own_spot
 from onroute.training.export import export_model
 from onroute.training.trainer import Trainer
 from onroute.weights import broadcast, shared_memory
@@ -56,6 +58,11 @@ class TrainerRank:
 
     def spot(self) -> Spot:
         return own_spot()
+
+    @ray.method(concurrency_group=WATCH)
+    def stay(self) -> None:
+        """Never returns: whoever awaits it hears of this actor's death."""
+        threading.Event().wait()
 
     def open_store(self) -> StoreAddress:
         """Let the ranks meet here, on a port that nobody else has."""

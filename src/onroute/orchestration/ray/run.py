@@ -61,19 +61,19 @@ def _attempt(config: RunConfig, folder: RunFolder, progress: Progress, build: Bu
     environment = build(config)  # before the cluster: it knows the small and likely mistakes
     with open_cluster(config) as cluster:
         progress.note(cluster.words)
-        parts = _open_parts(config, cluster, environment, build)
+        parts = _open_parts(config, folder, cluster, environment, build)
         return asyncio.run(drive(config, folder, parts, progress=progress))
 
 
 @asynccontextmanager
 async def _open_parts(
-    config: RunConfig, cluster: Cluster, environment: Environment, build: BuildEnvironment
+    config: RunConfig, folder: RunFolder, cluster: Cluster, environment: Environment, build: BuildEnvironment
 ) -> AsyncIterator[Parts[ObjectRef[Group]]]:
     """Actors in all their places, ready. The cluster ends them."""
     # The actors may run in another folder than this process.
     config = replace(config, model=replace(config.model, path=str(Path(config.model.path).absolute())))
     limit = Limit(seconds=config.parallel.timeout_s, key="parallel.timeout_s")
-    calls = Calls()
+    calls = Calls(folder.path)
     num_ranks, num_workers = config.parallel.ranks, config.environment.workers
     ranks = [cluster.create(TrainerRank, bundle, config) for bundle in range(num_ranks)]
     engine_actor = cluster.create(EngineActor, num_ranks, config, 0)
@@ -81,14 +81,17 @@ async def _open_parts(
         cluster.create(EnvironmentWorker, num_ranks + 1 + number, config, engine_actor, build)
         for number in range(num_workers)
     ]
+    everyone: list[ActorHandle[Any]] = [*ranks, engine_actor, *workers]
+    for actor in everyone:
+        calls.watch(actor.stay.remote())
     calls.enroll("engine 0", engine_actor)
     for number, worker in enumerate(workers):
         calls.enroll(f"environment worker {number}", worker)
     spots = await _spots(ranks, engine_actor, calls, limit)
     order = physical_order(spots[:num_ranks])
     ranks = [ranks[index] for index in order]
-    for rank, actor in enumerate(ranks):
-        calls.enroll(f"trainer rank {rank}", actor)
+    for rank, trainer in enumerate(ranks):
+        calls.enroll(f"trainer rank {rank}", trainer)
     await _start(ranks, engine_actor, workers, spots=[spots[order[0]], spots[-1]], calls=calls, limit=limit)
     engine = RayEngine(engine_actor, "engine 0", calls, limit)
     intake = await open_intake(config, engine)

@@ -21,8 +21,10 @@ from onroute.data.batch import facts_of
 from onroute.orchestration.handles import Rollout
 from onroute.orchestration.intake import Intake
 from onroute.orchestration.ray.calls import Call, Calls, Limit
+from onroute.orchestration.ray.cluster import WATCH
 from onroute.orchestration.ray.engine import EngineActor
 from onroute.orchestration.ray.rounds import JoinedSampler, Seat
+from onroute.orchestration.rollout import roll_out
 from onroute.orchestration.together import together
 
 BuildEnvironment: TypeAlias = Callable[[RunConfig], Environment]
@@ -37,6 +39,11 @@ class EnvironmentWorker:
     def __init__(self, config: RunConfig, engine: ActorHandle[EngineActor], build: BuildEnvironment) -> None:
         self._timeout_s = config.environment.timeout_s
         self._config, self._engine, self._build = config, engine, build
+
+    @ray.method(concurrency_group=WATCH)
+    async def stay(self) -> None:
+        """Never returns: whoever awaits it hears of this actor's death."""
+        await asyncio.Event().wait()
 
     async def start(self) -> None:
         self._environment = self._build(self._config)
@@ -74,7 +81,7 @@ class EnvironmentWorker:
     ) -> Group:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._environment.rollout(prompt, sampler, n=n, sampling=sampling, seed=seed)
+                return await roll_out(self._environment, prompt, sampler, n=n, sampling=sampling, seed=seed)
         except TimeoutError as error:
             raise MachineError(
                 "environment-timeout",
