@@ -15,7 +15,7 @@ from onroute.core.samples import Sample
 from onroute.models.load import load_plain
 from onroute.models.world import World
 from onroute.training.microbatch import assemble, split_by_sample
-from onroute.training.scoring import score
+from onroute.training.scoring import score, under
 from onroute.training.trainer import Trainer
 from tests.training.builders import (
     LENGTHS,
@@ -46,11 +46,11 @@ def scored(
         for indices in batch.plan.assignment[0][0]
     ]
     if trainer.routes is None:
-        values = score(trainer.model, microbatches, session=None, temperature=temperature)
+        values = score(trainer.model, microbatches, within=under(None), temperature=temperature)
     else:
         with trainer.routes.replaying(batch.samples):
             session = trainer.routes.session
-            values = score(trainer.model, microbatches, session=session, temperature=temperature)
+            values = score(trainer.model, microbatches, within=under(session), temperature=temperature)
             session.settle(recompute=False)
     parts: dict[int, NDArray[np.float32]] = {}
     for microbatch, value in zip(microbatches, values, strict=True):

@@ -24,7 +24,7 @@ from onroute.data.batch import flatten, whole_batch
 from onroute.data.plan import plan_batch
 from onroute.models.world import World
 from onroute.training.microbatch import Microbatch, assemble, split_by_sample
-from onroute.training.scoring import score
+from onroute.training.scoring import score, under
 from onroute.training.trainer import Trainer
 
 
@@ -133,11 +133,11 @@ def _score_step(config: RunConfig, recorded: Recorded, world: World) -> _Scored:
         )
         for indices in plan.assignment[0][0]
     ]
-    temperature = config.engine.temperature
-    native = score(trainer.model, microbatches, session=None, temperature=temperature)
+    temperature, session = config.engine.temperature, trainer.routes.session
+    native = score(trainer.model, microbatches, within=under(None), temperature=temperature)
     with trainer.routes.replaying(batch.samples):
-        replayed = score(trainer.model, microbatches, session=trainer.routes.session, temperature=temperature)
-        routing = trainer.routes.session.settle(recompute=False)
+        replayed = score(trainer.model, microbatches, within=under(session), temperature=temperature)
+        routing = session.settle(recompute=False)
 
     def by_sequence(values: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         return _by_sequence(microbatches, batch.samples, values)

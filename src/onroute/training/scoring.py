@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,12 +39,21 @@ def bound(
     return session.microbatch(key)
 
 
+Within: TypeAlias = Callable[[int, Microbatch], AbstractContextManager[None]]
+"""The context of one forward pass, by the number of its microbatch."""
+
+
+def under(session: ReplaySession | None) -> Within:
+    """Replayed by `session`, or live without one."""
+    return lambda number, microbatch: bound(session, ("score", number), microbatch)
+
+
 @torch.no_grad()
 def score(
     model: PreTrainedModel,
     microbatches: Sequence[Microbatch],
     *,
-    session: ReplaySession | None,
+    within: Within,
     temperature: float,
 ) -> list[Tensor]:
     """Log-probs [n] of each microbatch, without gradients and without side effects on the model."""
@@ -52,7 +62,7 @@ def score(
     try:
         scored = []
         for number, microbatch in enumerate(microbatches):
-            with bound(session, ("score", number), microbatch):
+            with within(number, microbatch):
                 scored.append(loss_token_log_probs(model, microbatch, temperature))
         return scored
     finally:

@@ -20,6 +20,7 @@ from onroute.algorithms.losses.supervised import supervised
 from onroute.core.batches import StepReport, TrainBatch
 from onroute.core.config.sections import RunConfig
 from onroute.core.errors import CheckError
+from onroute.core.routing import RoutingTrace
 from onroute.core.samples import Json, Sample
 from onroute.models import packing
 from onroute.models.activation import enable_checkpointing
@@ -33,7 +34,7 @@ from onroute.training.marker import damaged
 from onroute.training.microbatch import Microbatch, assemble
 from onroute.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from onroute.training.routes import TrainerRoutes
-from onroute.training.scoring import score
+from onroute.training.scoring import score, under
 from onroute.training.state import load_state, save_state
 from onroute.training.step import StepInputs, optimizer_step
 
@@ -60,7 +61,11 @@ class Trainer:
         self.published = PublishedLayout(self.model)
         if config.data.layout == "packed":
             packing.require_packing(self.model, world.device, tolerance=packing.TOLERANCE[config.model.dtype])
-        self.routes = TrainerRoutes(self.model, world.device) if config.routing.replay != "off" else None
+        self.routes = (
+            TrainerRoutes(self.model, world.device, records=config.routing.replay == "record")
+            if config.routing.replay != "off"
+            else None
+        )
         if self.routes is not None and config.routing.start_check:
             self.routes.prove().require()
         if config.model.activation_checkpointing == "full":
@@ -88,8 +93,9 @@ class Trainer:
     def train(self, batch: TrainBatch) -> list[StepReport]:
         """All optimizer steps of one batch.
 
-        With several steps the old policy's log-probs are scored before the first one; with one step
-        the training pass itself yields the same numbers.
+        With several steps the old policy's log-probs are scored before the first one, and with
+        `routing.replay = "record"` in any case, by the pass that records the routes to replay; else with
+        one step the training pass itself yields the same numbers.
 
         Raises CheckError, on every rank and before the optimizer moves, when a sample brought no fitting
         routes, when replay fell short, when engine and trainer disagree beyond
@@ -99,11 +105,7 @@ class Trainer:
         advantages = self._advantages(batch)
         steps = self._lay_out(batch, advantages)
         with self._replaying(batch.samples):
-            old: list[list[Tensor | None]] = [[None] * len(step) for step in steps]
-            if len(steps) > 1:
-                scored = iter(self._score([mb for step in steps for mb in step]))
-                self._settle(recompute=False)
-                old = [[next(scored) for _ in step] for step in steps]
+            old = self._old_log_probs(steps)
             reports = [self._step(*pair) for pair in zip(steps, old, strict=True)]
         first = reports[0]
         return [
@@ -160,6 +162,29 @@ class Trainer:
             raise damaged(folder, f"the trainer's facts are steps {steps!r}, skipped in a row {skipped!r}")
         self._optimizer_steps, self._skipped_in_a_row = steps, skipped
         return facts
+
+    def _old_log_probs(self, steps: Sequence[Sequence[Microbatch]]) -> list[list[Tensor | None]]:
+        records = self.routes is not None and self.routes.records
+        if len(steps) == 1 and not records:
+            return [[None] * len(step) for step in steps]
+        microbatches = [mb for step in steps for mb in step]
+        scored = iter(self._record(microbatches) if records else self._score(microbatches))
+        self._settle(recompute=False)
+        return [[next(scored) for _ in step] for step in steps]
+
+    def _record(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Log-probs on live routes, which are replayed from here on."""
+        routes = self.routes
+        assert routes is not None  # asked for by the caller
+        traces: dict[int, RoutingTrace] = {}
+        scored = score(
+            self.model,
+            microbatches,
+            within=lambda _, microbatch: routes.recording(microbatch.batch.spans, traces),
+            temperature=self._config.engine.temperature,
+        )
+        routes.session.load(traces)
+        return scored
 
     def _advantages(self, batch: TrainBatch) -> Advantages:
         advantages: Advantages = self._advantage(batch.rewards, batch.groups, self._advantage_options)
@@ -221,7 +246,10 @@ class Trainer:
 
     def _score(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         return score(
-            self.model, microbatches, session=self._session, temperature=self._config.engine.temperature
+            self.model,
+            microbatches,
+            within=under(self._session),
+            temperature=self._config.engine.temperature,
         )
 
     def _replaying(self, samples: Mapping[int, Sample]) -> AbstractContextManager[None]:

@@ -30,8 +30,10 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
-    replay: Literal["rollout", "off"] = "rollout"
-    """rollout: train on the route that the engine took. off: the trainer's own router decides."""
+    replay: Literal["rollout", "record", "off"] = "rollout"
+    """rollout: train on the route that the engine took. record: on the route that the trainer took when it
+    scored the batch before its first optimizer step; asks nothing of the engine, and leaves its differences
+    from the trainer as they are. off: the trainer's own router decides in every pass."""
     start_check: bool = True
     """Prove at start that replay works on this model; costs a few forward passes of some tokens."""
 
