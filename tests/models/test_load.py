@@ -100,6 +100,17 @@ def test_a_saved_model_loads_in_the_dtype_of_its_family_and_in_eval_mode(saved: 
     }
 
 
+def test_no_kernel_takes_the_place_of_a_forward_when_the_mode_changes(saved: SavedModel):
+    """transformers would fetch them from its hub at load, and put them in place in `train`."""
+    folder = saved("qwen3_5_moe_text")
+    model = load_plain(folder, dtype=torch.float32, attention="eager", experts="eager")
+    router = model.get_submodule("model.layers.0.mlp.gate")
+    router.__dict__["forward"] = mine = router.forward
+    model.train().eval()
+    assert not model.use_kernels
+    assert router.__dict__["forward"] is mine
+
+
 def test_a_skeleton_needs_no_weights(copied: SavedModel):
     folder = copied("qwen3_moe")
     (folder / WEIGHTS).unlink()
