@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from onroute.core.errors import CheckError, OnrouteError, UserError
+from onroute.core.errors import CheckError, MachineError, OnrouteError, UserError
 from onroute.core.routing import RoutingTrace
 from onroute.data import recorded
 from onroute.data.recorded import load_rollouts, prune, recorded_steps, save_rollouts, step_folder
 from onroute.data.rollout_arrays import encode
 from tests.data.builders import make_group, make_sample, make_trace
+from tests.disk import Disk
 
 GROUPS = [
     make_group(
@@ -74,16 +75,11 @@ def test_saving_again_replaces_and_leaves_one_file(tmp_path):
     assert [path.name for path in folder.iterdir()] == [recorded.FILE_NAME]
 
 
-def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    folder = save_rollouts(tmp_path, 1, GROUPS)
-
-    def full_disk(path):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(recorded, "sync", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        save_rollouts(tmp_path, 1, GROUPS[:1])
-    monkeypatch.undo()
+def test_a_save_on_a_full_disk_names_the_file_and_leaves_the_old_one(disk: Disk):
+    folder = save_rollouts(disk.path, 1, GROUPS)
+    disk.leave(0)
+    with pytest.raises(MachineError, match=r"machine-disk.*step-000001/rollouts\.safetensors; free some"):
+        save_rollouts(disk.path, 1, GROUPS[:1])
     assert same(load_rollouts(folder), GROUPS)
     assert [path.name for path in folder.iterdir()] == [recorded.FILE_NAME]
 

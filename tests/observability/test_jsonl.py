@@ -96,6 +96,42 @@ def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path):
         read_metrics(tmp_path / "absent.jsonl")
 
 
+def test_a_broken_line_is_told_when_a_run_goes_on_and_not_when_nothing_is_kept(tmp_path):
+    path = tmp_path / "m.jsonl"
+    content = '{"step": 1, "time": 5.0, "a": 1}\n\x00\x00\n{"step": 2, "time": 5.0, "a": 2}\n'
+    path.write_text(content)
+    for resumed_from in (2, 1, None):
+        with pytest.raises(
+            UserError, match=r"observability-broken-metrics.*m\.jsonl, line 2; remove the line"
+        ):
+            JsonLines(path, resumed_from=resumed_from)
+        assert path.read_text() == content
+    JsonLines(path, resumed_from=-1)
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("line", ['{"step": 1e999, "time": 5}', "[" * 100_000, "NaN", '{"a": 1}', "3"])
+def test_a_line_of_json_that_is_no_row_is_a_broken_one(tmp_path, line):
+    path = tmp_path / "m.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(UserError, match="line 1"):
+        read_metrics(path)
+
+
+def test_rows_of_the_supervised_phase_stay_whatever_step_a_run_goes_on_from(tmp_path):
+    path = tmp_path / "m.jsonl"
+    tracker = JsonLines(path)
+    for step in (1, 2, 3):
+        tracker.log(step, {"supervised/loss": step, "supervised/skipped": 0})
+    for step in (1, 2, 3):
+        tracker.log(step, {"train/loss": 10 * step})
+    tracker.close()
+    JsonLines(path, resumed_from=1)
+    kept = [(row.step, *row.values) for row in read_metrics(path)]
+    supervised = ("supervised/loss", "supervised/skipped")
+    assert kept == [(1, *supervised), (2, *supervised), (3, *supervised), (1, "train/loss")]
+
+
 def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path):
     path = tmp_path / "m.jsonl"
     tracker = JsonLines(path)

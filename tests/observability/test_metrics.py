@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 
-from onroute.core.errors import UserError
+from onroute.core.errors import MachineError, UserError
 from onroute.observability.catalog import TRACKERS
 from onroute.observability.metrics import Metrics, open_metrics
 from onroute.observability.trackers.jsonl import read_metrics
+from tests.disk import PAGE, Disk
 
 
 class Recording:
@@ -56,14 +57,18 @@ def test_a_tracker_that_raises_gives_one_warning_and_the_run_goes_on(tmp_path, c
     assert "server is gone" in warning.getMessage()
 
 
-def test_a_full_disk_costs_the_file_and_not_the_run(tmp_path, caplog):
-    sound = Recording()
-    with Metrics(tmp_path, [sound]) as metrics:
-        metrics._trackers[0]._file.close()  # what a write to a lost disk looks like: it raises
-        metrics.log(0, {"a": 1})
-        metrics.log(1, {"a": 2})
-    assert [step for step, _, _ in sound.points] == [0, 1]
-    assert len(caplog.records) == 1
+def test_metrics_that_do_not_fit_on_the_disk_end_the_run_and_the_file_stays_whole(disk: Disk, caplog):
+    path = disk.path / "metrics.jsonl"
+    with Metrics(disk.path) as metrics:
+        metrics.log(1, {"a": 1})
+        disk.leave(0)
+        with pytest.raises(MachineError, match=rf"machine-disk\] no space left on the disk; {path}; free"):
+            for step in range(2, PAGE):  # what is left of the first page takes some more
+                metrics.log(step, {"a": step})
+    rows = read_metrics(path)
+    assert [row.step for row in rows] == list(range(1, len(rows) + 1))
+    assert path.read_bytes().endswith(b"}\n")
+    assert not caplog.records
 
 
 def test_steps_of_one_series_never_go_backwards_and_series_do_not_hinder_each_other(tmp_path, caplog):

@@ -7,7 +7,6 @@ it and goes when the step goes. A file is there whole or not at all.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from onroute.core.errors import CheckError, OnrouteError, UserError
+from onroute.core.files import replacing
 from onroute.core.samples import Group
 from onroute.data.rollout_arrays import decode, encode
 from onroute.data.validate import check_group
@@ -32,19 +32,16 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def save_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:
-    """Write the groups of one step and return the folder of that step; an older file is replaced."""
+    """Write the groups of one step and return the folder of that step; an older file is replaced.
+
+    Raises MachineError when they can't be written.
+    """
     target = step_folder(folder, step)
     target.mkdir(parents=True, exist_ok=True)
     arrays, records = encode(groups)
     metadata = {"format": FORMAT, "schema": SCHEMA, "records": records, "digest": _digest(arrays, records)}
-    unfinished = target / f".{FILE_NAME}.unfinished"
-    try:
-        save_file(arrays, unfinished, metadata=metadata)
-        sync(unfinished)
-        unfinished.replace(target / FILE_NAME)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync(target)
+    with replacing(target / FILE_NAME) as writing:
+        save_file(arrays, writing, metadata=metadata)
     return target
 
 
@@ -118,15 +115,6 @@ def _digest(arrays: Mapping[str, NDArray[Any]], records: str) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Make a file, or renames inside a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _damaged(path: Path, what: str) -> CheckError:

@@ -22,23 +22,25 @@ _log = logging.getLogger(__name__)
 class Metrics:
     """Writes `folder`/metrics.jsonl and feeds `trackers`. Closes them all when left, also by an error.
 
-    Nothing in here ends a run: a tracker that raises is dropped with one warning, a value that is
-    no number is left out, and so is a point of a series that lies before its last one.
+    The file is the run's own memory, which plots, a resume and its best checkpoint are made of: when it
+    can't be written, the run ends. All else costs the run nothing: a tracker that raises is dropped with
+    one warning, a value that is no number is left out, and so is a point of a series that lies before
+    its last one.
     """
 
     def __init__(
         self, folder: Path, trackers: Iterable[Tracker] = (), *, resumed_from: int | None = None
     ) -> None:
-        self._trackers: list[Tracker] = [
-            JsonLines(folder / METRICS_FILE, resumed_from=resumed_from),
-            *trackers,
-        ]
+        self._file = JsonLines(folder / METRICS_FILE, resumed_from=resumed_from)
+        self._trackers: list[Tracker] = list(trackers)
         self._last_step: dict[str, int] = {}
         self._first_step = 0 if resumed_from is None else resumed_from
         self._warned: set[str] = set()
 
     def log(self, step: int, metrics: Mapping[str, object]) -> None:
-        """Metrics of one step: Python, numpy or torch scalars by name. None means not measured."""
+        """Metrics of one step: Python, numpy or torch scalars by name. None means not measured.
+
+        Raises MachineError when metrics.jsonl can't be written."""
         accepted: dict[str, float] = {}
         for name, value in metrics.items():
             number = to_number(value)
@@ -53,10 +55,12 @@ class Metrics:
                 accepted[name] = number
                 self._last_step[name] = step
         if accepted:
+            self._file.log(step, accepted)
             for tracker in tuple(self._trackers):
                 self._feed(tracker, step, accepted)
 
     def close(self) -> None:
+        self._file.close()
         for tracker in self._trackers:
             try:
                 tracker.close()

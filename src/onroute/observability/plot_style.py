@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onroute.core.errors import UserError
+from onroute.core.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -174,8 +175,8 @@ def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the PNG whole or not at all."""
+    """Write the PNG whole or not at all. Raises MachineError when it can't be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    figure.savefig(temporary, format="png")
-    return temporary.replace(path)
+    with replacing(path) as writing:
+        figure.savefig(writing, format="png")
+    return path

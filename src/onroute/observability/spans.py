@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from onroute.core.files import replacing
+
 _MAX_EVENTS = 100_000
 
 
@@ -68,7 +70,8 @@ class Spans:
         return tuple(self._events)
 
     def write_trace(self, path: Path) -> None:
-        """The events as Chrome trace JSON, for chrome://tracing or ui.perfetto.dev."""
+        """The events as Chrome trace JSON, for chrome://tracing or ui.perfetto.dev. Raises MachineError
+        when it can't be written."""
         threads: dict[int, int] = {}
         events = [
             {
@@ -82,9 +85,8 @@ class Spans:
             for event in self.events
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
-        temporary.replace(path)
+        with replacing(path) as writing:
+            writing.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
     def _begin(self, name: str) -> float:
         with self._lock:

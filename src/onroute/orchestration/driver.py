@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic
 
@@ -15,7 +15,7 @@ import numpy as np
 from onroute.core.config.sections import RunConfig
 from onroute.core.engine import Engine
 from onroute.core.environment import Demonstrator, Environment
-from onroute.core.errors import UserError
+from onroute.core.errors import MachineError, UserError
 from onroute.core.samples import Json, Prompt, Sample
 from onroute.core.sampling import SamplingParams
 from onroute.core.seeds import seed_for
@@ -100,6 +100,15 @@ class SynchronousDriver(Generic[Held]):
         begun = time.monotonic()
         engine = self._parts.engine
         try:
+            with self._traced():
+                await self._drive()
+        finally:
+            await engine.close()
+        self._seconds["total"] = time.monotonic() - begun
+        return Outcome(evaluations=self._evaluations, seconds=self._seconds, last_metrics=self._last_metrics)
+
+    async def _drive(self) -> None:
+        try:
             if not await self._resume():
                 await self._begin()
             await self._learn()
@@ -107,12 +116,17 @@ class SynchronousDriver(Generic[Held]):
             if self._step > 0 and self._saved_step != self._step:
                 await self._save()
             raise
-        finally:
-            with suppress(OSError):  # a full disk must not hide the error that ended the run
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        """Write the trace of the body, also when it raises; its own error is the one that is told then."""
+        try:
+            yield
+        except BaseException:
+            with suppress(MachineError):
                 self._spans.write_trace(self._folder.trace(self._first_step))
-            await engine.close()
-        self._seconds["total"] = time.monotonic() - begun
-        return Outcome(evaluations=self._evaluations, seconds=self._seconds, last_metrics=self._last_metrics)
+            raise
+        self._spans.write_trace(self._folder.trace(self._first_step))
 
     async def _begin(self) -> None:
         """Push, evaluate, and the supervised phase if there is one."""

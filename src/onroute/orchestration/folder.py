@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onroute.core.errors import UserError
+from onroute.core.files import disk_full, is_disk_full, replacing
 
 _STEP = re.compile(r"step-(\d{6,})")
 SAMPLED_BY = "weights"
@@ -54,10 +54,13 @@ class RunFolder:
             )
 
     def create(self) -> None:
-        """Make the folder if it is not there. Raises UserError when that is not possible."""
+        """Make the folder if it is not there. Raises UserError when that is not possible, MachineError when
+        the disk is full."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            if is_disk_full(error):
+                raise disk_full(self.path) from error
             raise UserError(
                 "run-folder",
                 f"the run folder can't be made ({error.strerror})",
@@ -128,10 +131,6 @@ class RunFolder:
         return self.path / "summary.json"
 
     def write(self, path: Path, text: str) -> None:
-        """A text file of the run, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.writing")
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        """A text file of the run, whole or not at all. Raises MachineError naming it when it can't be."""
+        with replacing(path) as writing:
+            writing.write_text(text, encoding="utf-8")

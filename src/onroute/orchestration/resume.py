@@ -12,6 +12,7 @@ from pathlib import Path
 from onroute.core.config.sections import RunConfig
 from onroute.core.errors import UserError
 from onroute.core.samples import Json
+from onroute.observability.trackers.jsonl import read_metrics
 from onroute.orchestration.checkpoints import saved_steps
 from onroute.orchestration.folder import RunFolder
 from onroute.training.marker import damaged, read_marker
@@ -56,7 +57,8 @@ def find_resumption(folder: RunFolder, config: RunConfig) -> Resumption | None:
     """The checkpoint that `run.resume` asks for; None when the run begins at its beginning.
 
     Raises UserError when the step asked for is not there, the checkpoint's marker or a file's size says
-    that it is damaged, it is of another seed or environment, or it lies beyond the last step of the run.
+    that it is damaged, it is of another seed or environment, it lies beyond the last step of the run, or
+    the metrics to go on with have a broken line.
     """
     saved = saved_steps(folder.checkpoints)
     wanted = config.run.resume
@@ -84,6 +86,8 @@ def find_resumption(folder: RunFolder, config: RunConfig) -> Resumption | None:
     before = facts.get("config")
     if not isinstance(before, dict):
         raise damaged(saved[step], "it is no checkpoint of a driven run: the config is not among its facts")
+    if folder.metrics.exists():
+        read_metrics(folder.metrics)
     later = tuple(other for other in saved if other > step)
     return Resumption(step=step, path=saved[step], later=later, changed=_changes(before, config, saved[step]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onroute.data.recorded import sync
+from onroute.core.files import naming, sync
 from onroute.models.load import load_skeleton
 from onroute.models.names import PublishedLayout
 from onroute.models.world import World
@@ -47,17 +47,17 @@ def write_model(
     """Write published tensors, unit by unit, with the side files of `origin`. A collective.
 
     dtype: what config.json says. dtypes: of each published tensor, see `published_dtypes`.
-    Whole or not at all: written beside `folder`, then renamed.
+    Whole or not at all: written beside `folder`, then renamed. Raises MachineError when it can't be.
     """
     first = world.rank == 0
     files: list[dict[str, int]] = []
     try:
-        world.together(_EXPORTING, partial(_begin, origin, folder, dtype) if first else _nothing)
+        _on_first_rank(world, folder, partial(_begin, origin, folder, dtype))
         for shard in _shards(units, dtypes, shard_bytes, keep=first):
             path = beside(folder, "writing") / f"{len(files)}.safetensors"
             files.append({name: tensor.numel() * tensor.element_size() for name, tensor in shard.items()})
-            world.together(_EXPORTING, partial(_save, shard, path) if first else _nothing)
-        world.together(_EXPORTING, partial(_complete, folder, files) if first else _nothing)
+            _on_first_rank(world, folder, partial(_save, shard, path))
+        _on_first_rank(world, folder, partial(_complete, folder, files))
     except BaseException:
         if first:
             discard(folder)
@@ -88,6 +88,15 @@ def published_dtypes(origin: Path, dtype: torch.dtype) -> dict[str, torch.dtype]
     return {spec.name: getattr(torch, spec.dtype) for spec in PublishedLayout(skeleton).specs}
 
 
+def _on_first_rank(world: World, folder: Path, action: Callable[[], None]) -> None:
+    def run() -> None:
+        if world.rank == 0:
+            with naming(folder):
+                action()
+
+    world.together(_EXPORTING, run)
+
+
 def _begin(origin: Path, folder: Path, dtype: torch.dtype) -> None:
     writing = begin(folder)
     for pattern in _SIDE_FILES:
@@ -110,10 +119,6 @@ def _with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 def _save(shard: dict[str, Tensor], path: Path) -> None:
     save_file(shard, path, metadata={"format": "pt"})
     sync(path)
-
-
-def _nothing() -> None:
-    """What the other ranks do while the first one writes."""
 
 
 def _complete(folder: Path, files: list[dict[str, int]]) -> None:

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from onroute.data.recorded import sync
+from onroute.core.files import sync
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>writing|replaced|removing)")
 

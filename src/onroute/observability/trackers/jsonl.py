@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onroute.core.errors import UserError
+from onroute.core.files import naming, replacing
 from onroute.core.samples import Json
 
+BEFORE_THE_STEPS = "supervised/"
+"""Metrics of the supervised phase. It has steps of its own, all of them before step 1 of the run."""
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -26,23 +30,37 @@ class MetricRow:
 
 
 class JsonLines:
-    """`Tracker` that appends to one file; every line is on disk when `log` returns.
+    """Appends to one file; every line is in it when `log` returns.
 
     A number that is not finite is written as "NaN", "Infinity" or "-Infinity", since JSON has none.
-    resumed_from: the last step that a resumed run keeps; later lines of the file are dropped.
+    resumed_from: the last step that a resumed run keeps; later lines of the file are dropped, but for
+    those of a phase before the first step (`BEFORE_THE_STEPS`). Below 0 it keeps nothing.
+
+    Raises UserError for a broken line in a file to go on with, MachineError when it can't be written.
     """
 
     def __init__(self, path: Path, *, resumed_from: int | None = None) -> None:
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _keep_rows(path, resumed_from)
-        self._file = path.open("a", encoding="utf-8")
+        with naming(path):
+            # Without a buffer nothing is left to be written later, e.g. when the file is closed.
+            self._file = path.open("ab", buffering=0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line, whole or not at all. Raises MachineError when it can't be written."""
         row: dict[str, Json] = {"step": int(step), "time": round(time.time(), 3)}
         row |= {name: _to_json(value) for name, value in metrics.items()}
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
+        line = memoryview(json.dumps(row, allow_nan=False).encode() + b"\n")
+        before = self._file.seek(0, os.SEEK_END)
+        with naming(self._path):
+            try:
+                while line:  # what a full disk takes is the begin of a line
+                    line = line[self._file.write(line) :]
+            except OSError:
+                self._file.truncate(before)
+                raise
 
     def close(self) -> None:
         self._file.close()
@@ -56,22 +74,10 @@ def read_metrics(path: Path) -> list[MetricRow]:
     if not path.is_file():
         what = "there is no metrics file"
         raise UserError("observability-no-metrics", what, str(path), "name the folder of a run")
-    lines = path.read_bytes().split(b"\n")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        row = _parse(line)
-        if row is not None:
-            rows.append(row)
-        elif number < len(lines):
-            raise UserError(
-                "observability-broken-metrics",
-                "a line is no JSON object with step and time",
-                f"{path}, line {number}",
-                "remove the line",
-            )
-    return rows
+    *lines, last = path.read_bytes().split(b"\n")
+    rows = list(_whole_rows(path, lines).values())
+    cut_off = _parse(last)
+    return rows if cut_off is None else [*rows, cut_off]
 
 
 def to_number(value: object) -> float | None:
@@ -104,19 +110,41 @@ def _parse(line: bytes) -> MetricRow | None:
         fields: Any = json.loads(line)
         step, moment = int(fields.pop("step")), float(fields.pop("time"))
         values = {name: _from_json(value) for name, value in fields.items() if value is not None}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return MetricRow(step=step, time=moment, values=values)
 
 
-def _keep_rows(path: Path, last_step: int | None) -> None:
-    """Rewrite the file without a cut-off last line and without rows after `last_step`."""
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
+def _whole_rows(path: Path, lines: Sequence[bytes]) -> dict[int, MetricRow]:
+    """The rows of the lines that were not cut off, by line. Raises UserError naming one that is broken."""
+    rows = {}
+    for number, line in enumerate(lines):
         row = _parse(line)
-        later = row is not None and last_step is not None and row.step > last_step
-        if line.endswith(b"\n") and not later:
-            kept.append(line)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(b"".join(kept))
-    temporary.replace(path)
+        if row is not None:
+            rows[number] = row
+        elif line.strip():
+            raise UserError(
+                "observability-broken-metrics",
+                "a line is no JSON object with step and time",
+                f"{path}, line {number + 1}",
+                "remove the line",
+            )
+    return rows
+
+
+def _keep_rows(path: Path, last_step: int | None) -> None:
+    """Rewrite the file without a cut-off last line and without the rows that `last_step` leaves behind."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    if last_step is not None and last_step < 0:
+        lines = []
+    kept = [
+        lines[number] + b"\n"
+        for number, row in _whole_rows(path, lines).items()
+        if last_step is None or row.step <= last_step or _is_before_the_steps(row)
+    ]
+    with replacing(path) as writing:
+        writing.write_bytes(b"".join(kept))
+
+
+def _is_before_the_steps(row: MetricRow) -> bool:
+    return len(row.values) > 0 and all(name.startswith(BEFORE_THE_STEPS) for name in row.values)
