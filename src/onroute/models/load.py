@@ -82,7 +82,7 @@ def load_plain(
                 dtype=dtype,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # so that they are told by name, and refused here
-                use_kernels=False,  # on by default since 5.25: fetched from the network, put in place by train()
+                use_kernels=False,  # on by default since 5.25: fetched from the network, put in by train()
                 **_kernels(config, attention, experts),
                 **_FROM_FOLDER,
             )
