@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from onroute.core.errors import MachineError
 from onroute.models.world import World
+from onroute.training.state import _unwritable
 from onroute.training.trainer import Trainer
 from tests.disk import PAGE, Disk
 from tests.ranks import run_world
@@ -96,3 +98,22 @@ def save_twice(world: World, path: Path, disk: Disk) -> str:
 def test_two_ranks_tell_a_full_disk_together(disk: Disk, moe: Path):
     for message in run_world(2, save_twice, moe, disk):
         assert "can't be written" in message
+
+
+def test_a_folder_that_another_rank_removes_meanwhile_is_still_told(tmp_path: Path):
+    folder, done = tmp_path / "checkpoints" / "step-000002", Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            folder.mkdir(parents=True)
+            folder.rmdir()
+            folder.parent.rmdir()
+
+    other = Thread(target=come_and_go)
+    other.start()
+    try:
+        told = {_unwritable(folder, "no room").what.partition(" (")[0] for _ in range(3000)}
+    finally:
+        done.set()
+        other.join()
+    assert told == {"the checkpoint can't be written: no room"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,14 +204,20 @@ def _machine_errors(folder: Path) -> Iterator[None]:
 
 def _unwritable(folder: Path, cause: str) -> MachineError:
     # torch's zip writer hides a full disk behind words of its own, so the free space is told with them.
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(place).free / (1 << 20)
     return MachineError(
         "checkpoint-write",
-        f"the checkpoint can't be written: {cause} ({free:,.1f} MiB free)",
+        f"the checkpoint can't be written: {cause} ({_free_bytes(folder) / (1 << 20):,.1f} MiB free)",
         str(folder),
         "see that the disk has room; the checkpoint before it is still whole",
     )
+
+
+def _free_bytes(folder: Path) -> int:
+    """Of the file system that holds `folder`, which another rank may be removing at this moment."""
+    for place in (folder, *folder.parents):
+        with suppress(OSError):
+            return shutil.disk_usage(place).free
+    raise AssertionError("the root of a file system is always there")
 
 
 def _require_same_tensors(metadata: Metadata, state: dict[str, Any], folder: Path) -> None:
