@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -105,8 +105,19 @@ def tiny_model(
         UserError: the configuration would have more than `MAX_PARAMETERS` parameters.
     """
     config = tiny_config(model_type) if config is None else config
+    return random_model(lambda: _build(config), model_type, seed=seed, dtype=dtype)
+
+
+def random_model(
+    build: Callable[[], PreTrainedModel],
+    model_type: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> PreTrainedModel:
+    """What `build` makes, filled at random, in eval mode. Raises UserError as `tiny_model` does."""
     with torch.device("meta"):
-        size = sum(p.numel() for p in _build(config).parameters())
+        size = sum(p.numel() for p in build().parameters())
     if size > MAX_PARAMETERS:
         raise UserError(
             "models-tiny-size",
@@ -116,9 +127,10 @@ def tiny_model(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _build(config)
+        model = build()
         _randomise(model)
-    nn.Module.to(model, dtype=dtype)
+    if dtype != torch.float32:  # a cast would also make complex buffers real
+        nn.Module.to(model, dtype=dtype)
     nn.Module.train(model, False)
     return model
 

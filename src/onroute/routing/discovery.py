@@ -3,6 +3,7 @@
 One forward pass is watched. A router is a call of top-k whose indices another module, one with
 parameters and in the same decoder layer, then receives as an integer argument: its experts. The
 group choice of a grouped router and the token choice of a sparse attention never travel that way.
+A router that hands its choice on as a mask or renumbered is known by its weights: they score the experts.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def discover(model: nn.Module, forward: Callable[[], object]) -> RoutingMap:
     routers = [event for event in routers if owner(event.module) == owner(event.sink)]
     outside = sorted({seen.names[event.module] for event in routers if owner(event.module) is None})
     placed = [(layer, event) for event in routers if (layer := owner(event.module)) is not None]
+    placed += _scored(model, stack, seen, owner, {layer for layer, _ in placed})
     if not placed:
         raise _nothing_found(model, stack)
     sites = [_site(layer, event, seen) for layer, event in placed]
@@ -92,6 +94,30 @@ def _route_events(seen: Observation) -> list[TopKEvent]:
                 found.setdefault(position, event.given_to(received.module))
                 break
     return [found[position] for position in sorted(found)]
+
+
+def _scored(
+    model: nn.Module,
+    stack: nn.ModuleList,
+    seen: Observation,
+    owner: Callable[[nn.Module], int | None],
+    found: set[int],
+) -> list[tuple[int, TopKEvent]]:
+    """Routers that hand their choice on in another form: in layers with experts and no router yet, every
+    top-k over as many scores as its module's own weights make, at least one for each expert.
+    """
+    count = expert_count(model.config)
+    if count is None:
+        return []
+    open_layers = {i for i, layer in enumerate(stack) if i not in found and holds_experts(layer, count)}
+    return [
+        (layer, event)
+        for event in seen.top_k
+        if (layer := owner(event.module)) in open_layers
+        and layer is not None
+        and event.width >= count
+        and any(p.ndim == 2 and event.width in p.shape for p in event.module.parameters())
+    ]
 
 
 def _find_stack(model: nn.Module, router_names: Sequence[str]) -> tuple[str, nn.ModuleList]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from transformers import PreTrainedModel
 
 from onroute.core.config.sections import ModelConfig
 from onroute.core.errors import OnrouteError
 from onroute.models import packing
+from onroute.models.families.build import tiny_family
+from onroute.models.families.refused import REFUSED
 from onroute.models.load import best_attention, read_config
 from onroute.models.shard import load_sharded
 from onroute.models.world import World
@@ -40,10 +44,36 @@ def check_model(path: Path, world: World) -> ModelCheck:
     model_type = str(read_config(path).model_type)
     attention = best_attention(path)
     config = ModelConfig(path=str(path), dtype="float32", attention=attention)
-    model = load_sharded(path, config, world, reshard=True)
-    refusal = packing.packing_refusal(model, world.device, tolerance=packing.TOLERANCE["float32"])
+    return _checked(load_sharded(path, config, world, reshard=True), model_type, attention, world)
+
+
+def check_family(model_type: str, world: World) -> ModelCheck:
+    """Prove replay on a tiny random model of this type. A type that can't be built tiny is a result too."""
+    known = REFUSED.get(model_type, "")
+    try:
+        model = tiny_family(model_type)
+        found = _checked(model, model_type, model.config._attn_implementation or "", world)
+    except OnrouteError as error:
+        found = ModelCheck(
+            model_type=model_type,
+            attention="",
+            replay="refused",
+            reason=f"{error.what}; {error.where}",
+            report=None,
+            layouts=(),
+        )
+    return replace(found, reason=known) if known and found.replay == "refused" else found
+
+
+def as_expected(found: ModelCheck) -> bool:
+    """Whether a family passes or is refused as the table of refused families says."""
+    return (found.replay == "refused") == (found.model_type in REFUSED)
+
+
+def _checked(model: PreTrainedModel, model_type: str, attention: str, world: World) -> ModelCheck:
     report = None
     reason = ""
+    layouts: tuple[str, ...] = ("rows",)
     if expects_routing(model.config):
         try:
             report = TrainerRoutes(model, world.device).prove()
@@ -52,11 +82,13 @@ def check_model(path: Path, world: World) -> ModelCheck:
             reason = f"{error.what}; {error.where}"
     else:
         reason = "a dense model: it has no routed experts to replay"
+    if packing.packing_refusal(model, world.device, tolerance=packing.TOLERANCE["float32"]) is None:
+        layouts = ("rows", "packed")
     return ModelCheck(
         model_type=model_type,
         attention=attention,
         replay="refused" if reason else "ok",
         reason=reason,
         report=report,
-        layouts=("rows",) if refusal else ("rows", "packed"),
+        layouts=layouts,
     )
