@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from onroute.core.errors import UserError
+from onroute.models.families.build import tiny_family
 from onroute.models.tiny import tiny_model
 from onroute.routing.discovery import decoder_stack, decoder_stack_name, discover
 from tests.routing.builders import build, logits_of, routers_of, token_ids
@@ -105,6 +106,16 @@ def test_the_token_choice_of_sparse_attention_is_not_a_router():
     found = routers_of(model)
     assert seen[0].shape == (2, 7, 2)
     assert [site.module_name for site in found.sites] == [f"model.layers.{i}.mlp.gate" for i in range(3)]
+    assert found.live == ("model.layers.1.self_attn.indexer",)
+
+
+def test_a_layer_that_also_routes_in_its_attention_has_two_routers_in_the_order_of_the_forward():
+    found = routers_of(tiny_family("jetmoe"))
+    assert found.layers == (0, 0, 1, 1, 2, 2)
+    assert [site.module_name for site in found.sites[2:4]] == [
+        "model.layers.1.self_attention.experts.router",
+        "model.layers.1.mlp.router",
+    ]
 
 
 def test_a_dense_model_is_refused_with_the_key_to_set():
@@ -144,7 +155,7 @@ def test_a_router_that_runs_twice_in_a_forward_is_refused():
     block = model.model.layers[2].mlp
     stock = block.forward
     block.forward = lambda hidden: stock(stock(hidden))
-    with pytest.raises(UserError, match=r"routing-repeated.*layers 2;"):
+    with pytest.raises(UserError, match=r"routing-repeated.*modules model.layers.2.mlp.gate;"):
         routers_of(model)
 
 

@@ -26,10 +26,11 @@ class Fixed:
     """Answers every router with the same ids [rows, k]."""
 
     def __init__(self, ids: list[list[int]]) -> None:
-        self.ids, self.scores = torch.tensor(ids), torch.empty(0)
+        self.ids = torch.tensor(ids)
+        self.masked: Tensor | None = None
 
-    def choose(self, column: int, scores: Tensor, live_ids: Tensor) -> Tensor:
-        self.scores = scores.detach()
+    def choose(self, column: int, live_ids: Tensor, masked: Tensor | None) -> Tensor:
+        self.masked = masked
         return self.ids
 
 
@@ -39,7 +40,7 @@ class Live:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def choose(self, column: int, scores: Tensor, live_ids: Tensor) -> Tensor:
+    def choose(self, column: int, live_ids: Tensor, masked: Tensor | None) -> Tensor:
         self.asked.append(column)
         return live_ids.clone()
 
@@ -116,7 +117,8 @@ def test_an_expert_outside_the_live_groups_keeps_its_true_weight():
     with hooks.using(handler):
         _, used, _ = router(logits)
     # Row 0: experts 0 and 1 are the live group, 2 was masked to zero; 2 * softmax = 1.2878 and .1743.
-    assert handler.scores[0, 2] == 0
+    assert handler.masked is not None
+    assert handler.masked.tolist() == [[False, False, True, True], [True, True, False, False]]
     torch.testing.assert_close(used[0], torch.tensor([1.2878, 0.1743]), atol=1e-4, rtol=0)
     # Row 1 replays what the router chose, and is the stock result to the last bit.
     assert torch.equal(used[1], stock[1])
@@ -168,6 +170,15 @@ def test_idle_hooks_and_a_live_answer_give_the_stock_logits_to_the_bit(model_typ
     assert torch.equal(stock, idle)
     assert torch.equal(stock, answered)
     assert live.asked == list(range(len(hooks.map.sites)))
+
+
+def test_a_model_with_hub_kernels_is_refused():
+    model: Any = tiny_model("qwen3_moe")
+    routers = routers_of(model)
+    model.use_kernels = True
+    with pytest.raises(UserError, match=r"routing-kernels.*Qwen3MoeForCausalLM.*use_kernels=False"):
+        RouterHooks(model, routers)
+    assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 def test_remove_gives_the_stock_forward_back_and_keeps_an_earlier_patch():

@@ -163,8 +163,8 @@ def test_settling_reduces_once_and_a_fault_on_another_rank_stops_this_one_too():
             rig.session.settle(recompute=False, reduce=with_a_faulty_rank)
         with pytest.raises(CheckError):
             rig.session.settle(recompute=False, reduce=with_a_faulty_rank)
-    # A rank without a microbatch reduces a tensor of the same length: [faults, 3 counts, 3 + 3 layers].
-    assert [len(local) for local in calls] == [10, 10]
+    # A rank without a microbatch reduces a tensor of the same length: [faults, 3 counts, 3 times 3 layers].
+    assert [len(local) for local in calls] == [13, 13]
     assert calls[0][0] == 0
 
 
@@ -231,7 +231,27 @@ def test_metrics_are_shares_of_replayed_rows_and_layers():
             "routing/agreement": (5 + 4) / 10,
             "routing/agreement_worst_layer": 4 / 5,
             "routing/exact_rows": (5 + 3) / 10,
+            "routing/group_conflict": 0.0,
             "routing/live_rows": 1 / 6,
             "routing/replayed_share": 1.0,
         }
     )
+
+
+def test_a_replayed_row_with_an_expert_that_the_router_masked_is_a_conflict():
+    found, routes = flat_map([2, 5]), routes_of()
+    ledger = Ledger(found, CPU)
+    ledger.enter(routes, grad=True)
+    masked = torch.zeros(len(routes.valid_R), 8, dtype=torch.bool)
+    masked[1, routes.ids_LRK[1, 1]] = True  # both experts of one row: one conflict
+    masked[3, routes.ids_LRK[1, 3, 0]] = True
+    masked[4, [e for e in range(8) if e not in routes.ids_LRK[1, 4].tolist()]] = True  # none that is replayed
+    masked[5:] = True  # rows that are not replayed
+    for phase in ("forward", "recompute"):
+        for column in range(2):
+            ids = routes.ids_LRK[column]
+            ledger.observe(
+                routes, phase, column, live_RK=ids, used_RK=ids, masked_RE=masked if column == 1 else None
+            )
+    metrics = ledger.settle(recompute=True)
+    assert metrics.group_conflict == 2 / 10

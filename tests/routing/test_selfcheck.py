@@ -105,7 +105,7 @@ def test_a_frozen_or_detached_router_is_named_by_its_layer():
     model.model.layers[1].mlp.gate.weight.requires_grad_(False)
     report = check(model)
     assert failed(report) == ["router_gradient"]
-    assert "not layers [1]" in report.rows[3].detail
+    assert "not model.layers.1.mlp.gate" in report.rows[3].detail
 
 
 def test_a_checkpoint_without_the_sessions_context_fails_the_last_proof():

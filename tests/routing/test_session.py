@@ -17,10 +17,12 @@ from onroute.core.batches import TokenSpan
 from onroute.core.errors import CheckError, UserError
 from onroute.core.routing import RoutingTrace
 from onroute.models.tiny import tiny_model
+from onroute.routing.capture import RouteRecorder, trace_of
 from onroute.routing.session import refuse_reentrant
 from onroute.routing.wire import trace_from_engine_rows
 from tests.routing.builders import (
     Rig,
+    build,
     checkpointed,
     logits_of,
     one_span,
@@ -289,3 +291,21 @@ def test_a_microbatch_is_bound_once_until_it_is_settled():
             with pytest.raises(CheckError, match="routing-rebound"):
                 rig.session.bind("mb", one_span(6), 6)
             rig.session.settle(recompute=False)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3", "qwen3_moe"])
+def test_experts_outside_the_live_groups_are_counted_for_routers_that_have_groups(model_type: str):
+    tokens = token_ids(1, 8)
+    groups = {"n_group": 4, "topk_group": 2} if model_type != "qwen3_moe" else {}
+    with rigged(build(model_type, **groups)) as rig, torch.no_grad():
+        with RouteRecorder(rig.hooks).recording() as record:
+            logits_of(rig.model, tokens)
+        shares = []
+        for trace in (trace_of(record.ids, rig.map, num_tokens=8), rig.trace(8, last_valid=True)):
+            with rig.session.holding({0: trace}):
+                rig.session.bind("mb", one_span(8), 8)
+                with rig.session.microbatch("mb"):
+                    logits_of(rig.model, tokens)
+                shares.append(rig.session.settle(recompute=False).group_conflict)
+    assert shares[0] == 0.0  # what the router chose itself lies in its own groups
+    assert (shares[1] > 0.3) == (model_type != "qwen3_moe")

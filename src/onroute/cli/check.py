@@ -64,6 +64,7 @@ def _as_row(found: ModelCheck) -> dict[str, object]:
         "moe_layers": report.map.layers if report is not None else (),
         "num_experts": report.map.num_experts if report is not None else 0,
         "top_k": report.map.top_k if report is not None else 0,
+        "left_live": (*report.map.outside, *report.map.live) if report is not None else (),
         "replay": found.replay,
         "reason": found.reason,
         "checks": {row.name: row.passed for row in report.rows} if report is not None else {},

@@ -50,7 +50,8 @@ def compare(
                 "replay": result.replay,
                 "k3_factor": result.k3_factor,
                 "abs_factor": result.abs_factor,
-                "agreement": dict(zip(map(str, result.layers), result.agreement, strict=True)),
+                "layers": result.layers,
+                "agreement": result.agreement,
                 "picture": picture,
             }
         )

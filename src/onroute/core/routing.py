@@ -22,7 +22,8 @@ class RoutingTrace:
 
     experts: [num_tokens, num_moe_layers, top_k]. Row t is the choice for the token at position t
         when it was an input of the model.
-    layers: the global decoder layer index of each column, ascending; dense layers are absent.
+    layers: the global decoder layer index of each column, ascending; dense layers are absent, and a layer
+        with two routers stands twice.
     num_experts: experts per layer; ids are 0 … num_experts-1.
     valid: [num_tokens] bool. A row that is not valid is served by the live router. The last
         sampled token was never an input, so its row is invalid.

@@ -124,7 +124,7 @@ def _decode_traces(
         return [None] * len(sizes)
     layers = tuple(_is(layer, int, "layer") for layer in _is(records["layers"], list, "layers"))
     num_experts = _is(records["num_experts"], int, "num_experts")
-    if not layers or layers[0] < 0 or any(a >= b for a, b in pairwise(layers)):
+    if not layers or layers[0] < 0 or any(a > b for a, b in pairwise(layers)):
         raise ValueError(f"layers {layers} do not ascend")
     wide = arrays["experts"].dtype == np.uint16
     experts = _array(arrays, "experts", np.uint16 if wide else np.uint8, ndim=3)

@@ -24,7 +24,7 @@ class RouteRecord:
         self._columns: list[list[Tensor]] = [[] for _ in routing_map.sites]
         self._ids_LRK: Tensor | None = None
 
-    def choose(self, column: int, scores: Tensor, live_ids: Tensor) -> Tensor | None:
+    def choose(self, column: int, live_ids: Tensor, masked: Tensor | None) -> Tensor | None:
         self._columns[column].append(live_ids.detach())
         return None
 

@@ -34,15 +34,15 @@ def discover(model: nn.Module, forward: Callable[[], object]) -> RoutingMap:
     """
     with torch.no_grad():
         seen = observe(model, forward)
-    routers = _route_events(seen)
-    stack_name, stack = _find_stack(model, [seen.names[event.module] for event in routers])
+    events = _route_events(seen)
+    stack_name, stack = _find_stack(model, [seen.names[event.module] for event in events])
 
     def owner(module: nn.Module) -> int | None:
         return _layer_index(seen.names[module], stack_name)
 
-    routers = [event for event in routers if owner(event.module) == owner(event.sink)]
-    outside = sorted({seen.names[event.module] for event in routers if owner(event.module) is None})
-    placed = [(layer, event) for event in routers if (layer := owner(event.module)) is not None]
+    events = [event for event in events if owner(event.module) == owner(event.sink)]
+    outside = sorted({seen.names[event.module] for event in events if owner(event.module) is None})
+    placed = [(layer, event) for event in events if (layer := owner(event.module)) is not None]
     placed += _scored(model, stack, seen, owner, {layer for layer, _ in placed})
     if not placed:
         raise _nothing_found(model, stack)
@@ -51,7 +51,9 @@ def discover(model: nn.Module, forward: Callable[[], object]) -> RoutingMap:
     _refuse_repeated(sites)
     _refuse_mixed(sites)
     _refuse_missing(model, stack, sites)
-    return RoutingMap(sites=tuple(sites), outside=tuple(outside))
+    routers = {site.module_name for site in sites}
+    choosing = {seen.names[event.module] for event in seen.top_k if owner(event.module) is not None}
+    return RoutingMap(sites=tuple(sites), outside=tuple(outside), live=tuple(sorted(choosing - routers)))
 
 
 def decoder_stack_name(model: nn.Module) -> str:
@@ -175,13 +177,13 @@ def _site(layer: int, event: TopKEvent, seen: Observation) -> RoutingSite:
 
 
 def _refuse_repeated(sites: Sequence[RoutingSite]) -> None:
-    repeated = [layer for layer, times in Counter(site.layer for site in sites).items() if times > 1]
+    repeated = [name for name, times in Counter(site.module_name for site in sites).items() if times > 1]
     if repeated:
         raise UserError(
             "routing-repeated",
-            f"{len(repeated)} decoder layer(s) choose experts more than once in a forward pass",
-            f"layers {_listing(repeated)}",
-            'set routing.replay = "off": a trace holds one choice per token and layer',
+            f"{len(repeated)} router(s) choose experts more than once in a forward pass",
+            f"modules {_listing(repeated)}",
+            'set routing.replay = "off": a trace holds one choice per token and router',
         )
 
 
@@ -224,6 +226,6 @@ def _unprovable(model: nn.Module, layers: Sequence[int]) -> UserError:
     )
 
 
-def _listing(numbers: Sequence[int], limit: int = 20) -> str:
-    shown = ", ".join(map(str, numbers[:limit]))
-    return shown if len(numbers) <= limit else f"{shown} and {len(numbers) - limit} more"
+def _listing(items: Sequence[object], limit: int = 20) -> str:
+    shown = ", ".join(map(str, items[:limit]))
+    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"

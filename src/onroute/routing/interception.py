@@ -25,12 +25,14 @@ _MARK = "onroute_router_hook"
 class RouteHandler(Protocol):
     """Is asked once for every choice that a router makes."""
 
-    def choose(self, column: int, scores: Tensor, live_ids: Tensor) -> Tensor | None:
+    def choose(self, column: int, live_ids: Tensor, masked: Tensor | None) -> Tensor | None:
         """The experts to use, or None for the router's own.
 
         column: position of the router in `RoutingMap.sites`.
-        scores: [rows, num_experts] what the top-k saw; rows are the flattened tokens of the forward.
-        live_ids: int64 [rows, top_k] the router's own choice; the answer has the same shape and type.
+        live_ids: int64 [rows, top_k] the router's own choice; rows are the flattened tokens of the
+            forward. The answer has the same shape and type.
+        masked: bool [rows, num_experts], the experts that the router had taken out of its choice, such as
+            those outside its live groups; None when it masks nothing.
         """
         ...
 
@@ -70,13 +72,15 @@ class _RouterMode(TorchFunctionMode):
     def _decide(self, scores: Tensor, live: torch.return_types.topk) -> torch.return_types.topk:
         live_values, live_ids = live
         flat_ids = live_ids.reshape(-1, live_ids.shape[-1])
-        chosen = self._handler.choose(self._column, scores.reshape(-1, scores.shape[-1]), flat_ids)
+        source = self._before_masks(scores)
+        is_masked = source is not scores
+        masked = (source != scores).reshape(-1, scores.shape[-1]) if is_masked else None
+        chosen = self._handler.choose(self._column, flat_ids, masked)
         if chosen is None:
             return live
         ids = chosen.reshape(live_ids.shape)
-        source = self._before_masks(scores)
         values = source.gather(-1, ids)
-        if source is not scores:
+        if is_masked:
             # With fewer than top_k experts left, the live choice holds a masked one; its weight stays masked.
             is_live = (ids == live_ids).all(dim=-1, keepdim=True)
             values = torch.where(is_live, live_values, values)
@@ -89,11 +93,12 @@ class RouterHooks:
     The handler is held by this object alone, so that a recompute on autograd's own thread finds it.
 
     Raises:
-        UserError: a module of the map is not in the model.
+        UserError: a module of the map is not in the model, or the model runs hub kernels.
         CheckError: a router carries hooks already.
     """
 
     def __init__(self, model: nn.Module, routing_map: RoutingMap) -> None:
+        _refuse_hub_kernels(model)
         self.map = routing_map
         self._handler: RouteHandler | None = None
         self._installed: list[tuple[nn.Module, Callable[..., object] | None]] = []
@@ -151,6 +156,16 @@ class RouterHooks:
         setattr(forward, _MARK, True)
         module.__dict__["forward"] = MethodType(forward, module)
         self._installed.append((module, before))
+
+
+def _refuse_hub_kernels(model: nn.Module) -> None:
+    if getattr(model, "use_kernels", False):
+        raise UserError(
+            "routing-kernels",
+            "the model runs hub kernels: train() and eval() put them where replay has put its own",
+            type(model).__name__,
+            "load it with use_kernels=False",
+        )
 
 
 def _way_through(module: nn.Module) -> tuple[object, ...]:

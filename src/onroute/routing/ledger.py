@@ -69,6 +69,7 @@ class Ledger:
         num_layers = len(self._map.sites)
         self._common_L = torch.zeros(num_layers, dtype=torch.float64, device=self._device)
         self._exact_L = torch.zeros_like(self._common_L)
+        self._conflicts_L = torch.zeros_like(self._common_L)
 
     def enter(self, routes: MicrobatchRoutes, *, grad: bool) -> None:
         """A forward pass over this microbatch begins; with gradients it may be recomputed later."""
@@ -80,9 +81,19 @@ class Ledger:
 
     @torch.no_grad()
     def observe(
-        self, routes: MicrobatchRoutes, phase: Pass, column: int, *, live_RK: Tensor, used_RK: Tensor
+        self,
+        routes: MicrobatchRoutes,
+        phase: Pass,
+        column: int,
+        *,
+        live_RK: Tensor,
+        used_RK: Tensor,
+        masked_RE: Tensor | None = None,
     ) -> None:
-        """Router `column` hands on `used_RK`, where its own choice was `live_RK`. No synchronisation."""
+        """Router `column` hands on `used_RK`, where its own choice was `live_RK`. No synchronisation.
+
+        masked_RE: see `RouteHandler.choose`.
+        """
         tally = self._tallies.get(routes.key)
         if tally is None or tally.routes is not routes:
             raise CheckError(
@@ -96,6 +107,9 @@ class Ledger:
         seen.digest_L[column] += routes.digest(used_RK)
         if phase == "forward":
             self._compare(routes, column, live_RK, used_RK)
+            if masked_RE is not None:
+                conflict_R = masked_RE.gather(1, used_RK).any(dim=1) & routes.valid_R
+                self._conflicts_L[column] += conflict_R.sum()
 
     def settle(self, *, recompute: bool, reduce: Reduce | None = None) -> RoutingMetrics:
         """Close the books of everything entered since the last call.
@@ -181,6 +195,7 @@ class Ledger:
             num_unfed=sum(routes.num_unfed * times for routes, times in tallies),
             common_L=self._common_L,
             exact_L=self._exact_L,
+            conflicts_L=self._conflicts_L,
         )
 
 

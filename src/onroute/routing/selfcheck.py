@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ CheckName: TypeAlias = Literal[
 ]
 Checkpointing: TypeAlias = Callable[[bool], AbstractContextManager[None]]
 """Switches activation checkpointing, with the session's `context_fn`, on or off for a context."""
-RouterGradients: TypeAlias = dict[int, list[Tensor | None]]
-"""Decoder layer -> gradients of the router's weights, None where there is none."""
+RouterGradients: TypeAlias = dict[str, list[Tensor | None]]
+"""Name of the router -> gradients of its weights, None where there is none."""
 
 _KEY: Final = "self-check"
 _TINIEST: Final = 1e-30
@@ -104,7 +105,14 @@ def _layers_found(model: nn.Module, routing_map: RoutingMap, engine_layers: Sequ
         detail += f", the engine reports layers {engine_layers}, the model has {routing_map.layers}"
     if routing_map.outside:
         detail += f", left live outside the stack: {', '.join(routing_map.outside)}"
+    if routing_map.live:
+        detail += f", left live in the stack: {', '.join(_kinds(routing_map.live))}"
     return CheckRow(name="layers_found", passed=not missing and agreed, detail=detail)
+
+
+def _kinds(module_names: Sequence[str]) -> list[str]:
+    """Names with the number of the layer left open, each once: `model.layers.*.self_attn.indexer`."""
+    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in module_names))
 
 
 class _Probe:
@@ -152,10 +160,10 @@ class _Probe:
 
     def router_gets_gradient(self, ids_LRK: Tensor) -> tuple[CheckRow, RouterGradients]:
         gradients = self._router_gradients(ids_LRK, checkpointed=False)
-        dead = [layer for layer, grads in gradients.items() if not _alive(grads)]
+        dead = [name for name, grads in gradients.items() if not _alive(grads)]
         detail = f"{len(gradients) - len(dead)} of {len(gradients)} routers get a finite, non-zero gradient"
         if dead:
-            detail += f"; not layers {dead}"
+            detail += f"; not {', '.join(dead)}"
         return CheckRow(name="router_gradient", passed=not dead, detail=detail), gradients
 
     def recompute_agrees(self, ids_LRK: Tensor, plain: RouterGradients) -> CheckRow:
@@ -165,8 +173,8 @@ class _Probe:
             return CheckRow(name="recompute", passed=False, detail=str(error))
         pairs = [
             (a, b)
-            for layer in plain
-            for a, b in zip(plain[layer], recomputed[layer], strict=True)
+            for name in plain
+            for a, b in zip(plain[name], recomputed[name], strict=True)
             if a is not None and b is not None
         ]
         worst = max((_gap(a, b) / max(float(a.abs().max()), _TINIEST) for a, b in pairs), default=0.0)
@@ -181,7 +189,7 @@ class _Probe:
             logits = self._replayed_logits()
             torch.autograd.backward(logits.float().log_softmax(dim=-1)[..., 0].mean())
         gradients = {
-            site.layer: [
+            site.module_name: [
                 _whole(p.grad) for p in _router_weights(self._model, site.module_name, site.num_experts)
             ]
             for site in self._hooks.map.sites

@@ -104,7 +104,7 @@ class ReplaySession:
         routes = self._bound.routes if self._bound else None
         return nullcontext(), _Rebinding(self, _Bound(routes, "recompute"))
 
-    def choose(self, column: int, scores: Tensor, live_ids: Tensor) -> Tensor | None:
+    def choose(self, column: int, live_ids: Tensor, masked: Tensor | None) -> Tensor | None:
         """See `RouteHandler`: recorded experts where a row has them, live ones elsewhere."""
         if self._bound is None:
             self._refuse_foreign_recompute(column)
@@ -121,7 +121,9 @@ class ReplaySession:
                 "bind the microbatch with the batch * sequence of the tokens that the model gets",
             )
         used = torch.where(routes.valid_R[:, None], recorded_RK, live_ids)
-        self._ledger.observe(routes, self._bound.phase, column, live_RK=live_ids, used_RK=used)
+        self._ledger.observe(
+            routes, self._bound.phase, column, live_RK=live_ids, used_RK=used, masked_RE=masked
+        )
         return used
 
     def settle(self, *, recompute: bool, reduce: Reduce | None = None) -> RoutingMetrics:

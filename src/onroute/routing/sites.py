@@ -27,13 +27,17 @@ class RoutingSite:
 class RoutingMap:
     """All routers of a model. The position of a site in `sites` is its column in a `RoutingTrace`.
 
-    sites: ascending by layer, at least one, all with the same number of experts and top-k.
+    sites: in the order of the forward pass, so ascending by layer; a layer that routes in its attention
+        too has two. At least one, all with the same number of experts and top-k.
     outside: modules that route outside the decoder stack, such as multi-token prediction; they
         always use their live router.
+    live: modules in the stack that choose something else by top-k, such as the tokens of a sparse attention;
+        they always choose by themselves.
     """
 
     sites: tuple[RoutingSite, ...]
     outside: tuple[str, ...] = ()
+    live: tuple[str, ...] = ()
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -44,12 +44,12 @@ def check_model(path: Path, world: World) -> ModelCheck:
     model_type = str(read_config(path).model_type)
     attention = best_attention(path)
     config = ModelConfig(path=str(path), dtype="float32", attention=attention)
-    return _checked(load_sharded(path, config, world, reshard=True), model_type, attention, world)
+    model = load_sharded(path, config, world, reshard=True)
+    return _explained(_checked(model, model_type, attention, world))
 
 
 def check_family(model_type: str, world: World) -> ModelCheck:
     """Prove replay on a tiny random model of this type. A type that can't be built tiny is a result too."""
-    known = REFUSED.get(model_type, "")
     try:
         model = tiny_family(model_type)
         found = _checked(model, model_type, model.config._attn_implementation or "", world)
@@ -62,12 +62,18 @@ def check_family(model_type: str, world: World) -> ModelCheck:
             report=None,
             layouts=(),
         )
-    return replace(found, reason=known) if known and found.replay == "refused" else found
+    return _explained(found)
 
 
 def as_expected(found: ModelCheck) -> bool:
     """Whether a family passes or is refused as the table of refused families says."""
     return (found.replay == "refused") == (found.model_type in REFUSED)
+
+
+def _explained(found: ModelCheck) -> ModelCheck:
+    """With the reason that is known of its family, where it is refused."""
+    known = REFUSED.get(found.model_type)
+    return replace(found, reason=known) if known and found.replay == "refused" else found
 
 
 def _checked(model: PreTrainedModel, model_type: str, attention: str, world: World) -> ModelCheck:

@@ -19,7 +19,6 @@ REFUSED: Final[Mapping[str, str]] = {
     "diffusion_gemma": "a block-diffusion model: its decoder layers cannot be recomputed",
     "doge": "product keys: two calls of top-k combined, over scores that are mixed across tokens",
     "inkling_mm_model": "its vision tower cannot be built tiny; inkling_text is its language model",
-    "jetmoe": "routes in attention and feed-forward of each layer, and a trace holds one choice a layer",
     "nllb-moe": _ENCODER_DECODER,
     "openai_privacy_filter": _NO_HEAD,
     "phimoe": "sparsemixer: masked maxima, in training with Gumbel noise, and not a top-k",
