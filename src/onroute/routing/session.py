@@ -48,6 +48,11 @@ class ReplaySession:
         self._ledger = Ledger(routing_map, device)
         self._bound: _Bound | None = None
 
+    @property
+    def open_keys(self) -> tuple[Hashable, ...]:
+        """Microbatches that have run and await their settlement."""
+        return self._ledger.keys
+
     def load(self, traces: Mapping[int, RoutingTrace]) -> None:
         """Take the traces of a batch, by sample index, in place of all earlier ones.
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from onroute.core.batches import TokenSpan
 from onroute.core.errors import CheckError
 from onroute.core.routing import RoutingTrace
 from onroute.core.samples import Sample
-from onroute.models.activation import checkpointing
-from onroute.routing.capture import RouteRecorder, trace_of
-from onroute.routing.discovery import discover
-from onroute.routing.interception import RouterHooks
-from onroute.routing.selfcheck import SelfCheckReport, self_check
-from onroute.routing.session import ReplaySession
-from onroute.routing.sites import RoutingMap
-
-PROBE_TOKENS = 12
-PROBE_ROWS = 2
+from onroute.routing.capture import trace_of
+from onroute.routing.replay import RoutingReplay
+from onroute.routing.selfcheck import SelfCheckReport
 
 
 class TrainerRoutes:
@@ -30,26 +22,14 @@ class TrainerRoutes:
 
     def __init__(self, model: PreTrainedModel, device: torch.device, *, records: bool = False) -> None:
         """records: the routes to replay are those of a pass of this model, not those of the samples."""
-        self._model, self.records = model, records
-        self._device = device
-        self.map: RoutingMap = discover(model, lambda: probe_logits(model, device))
-        self.hooks = RouterHooks(model, self.map)
-        self.session = ReplaySession(self.map, device)
-        self._recorder = RouteRecorder(self.hooks)
+        self.records = records
+        self._replay = RoutingReplay(model, device)
+        self.map, self.hooks, self.session = self._replay.map, self._replay.hooks, self._replay.session
 
     def prove(self) -> SelfCheckReport:
         """Run the self-check on this model. A collective when it is sharded; the caller decides what a
         failed check means."""
-        return self_check(
-            self._model,
-            self.hooks,
-            self.session,
-            forward=lambda: probe_logits(self._model, self._device),
-            checkpointing=self.checkpointing,
-        )
-
-    def checkpointing(self, enabled: bool) -> AbstractContextManager[None]:
-        return checkpointing(self._model, self.session.context_fn, enabled=enabled)
+        return self._replay.prove()
 
     def require(self, samples: Mapping[int, Sample]) -> None:
         """Raises CheckError unless every sample brought routes of its own length for these routers, when they
@@ -79,7 +59,7 @@ class TrainerRoutes:
     @contextmanager
     def recording(self, spans: Sequence[TokenSpan], traces: dict[int, RoutingTrace]) -> Iterator[None]:
         """One forward pass on live routes in the body; the trace of each of its samples goes to `traces`."""
-        with self._recorder.recording() as record:
+        with self._replay.recording() as record:
             yield
         for span in spans:
             rows = record.ids[:, span.offset : span.offset + span.length]
@@ -88,12 +68,3 @@ class TrainerRoutes:
 
 def _traces(samples: Mapping[int, Sample]) -> dict[int, RoutingTrace]:
     return {index: sample.routing for index, sample in samples.items() if sample.routing is not None}
-
-
-def probe_logits(model: PreTrainedModel, device: torch.device) -> Tensor:
-    """Logits [rows, tokens, V] of a few fixed random tokens, the same on every rank."""
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(0, vocabulary, (PROBE_ROWS, PROBE_TOKENS), generator=generator).to(device)
-    logits: Tensor = model(input_ids=ids, use_cache=False).logits
-    return logits

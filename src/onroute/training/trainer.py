@@ -23,11 +23,11 @@ from onroute.core.errors import CheckError
 from onroute.core.routing import RoutingTrace
 from onroute.core.samples import Json, Sample
 from onroute.models import packing
-from onroute.models.activation import enable_checkpointing
 from onroute.models.load import read_config
 from onroute.models.names import PublishedLayout
 from onroute.models.shard import load_sharded
 from onroute.models.world import World
+from onroute.routing.activation import enable_checkpointing
 from onroute.routing.dense import refuse_dense
 from onroute.routing.session import ReplaySession
 from onroute.training.marker import damaged
