@@ -100,12 +100,19 @@ def test_a_model_that_ignores_its_experts_fails_the_permutation_and_the_gradient
     assert failed(check(model)) == ["permutation_changes_logits", "router_gradient"]
 
 
-def test_a_frozen_or_detached_router_is_named_by_its_layer():
+def test_a_detached_router_is_named_and_a_frozen_one_counted():
     model: Any = tiny_model("qwen3_moe")
-    model.model.layers[1].mlp.gate.weight.requires_grad_(False)
+    gates = [layer.mlp.gate for layer in model.model.layers]
+    gates[0].weight.requires_grad_(False)
+    stock = gates[1].forward
+    gates[1].forward = lambda hidden: [out.detach() for out in stock(hidden)]
     report = check(model)
     assert failed(report) == ["router_gradient"]
-    assert "not model.layers.1.mlp.gate" in report.rows[3].detail
+    assert report.rows[3].detail == (
+        "1 of 2 routers get a finite, non-zero gradient; 1 frozen; not model.layers.1.mlp.gate"
+    )
+    gates[1].forward = stock
+    assert check(model).passed
 
 
 def test_a_checkpoint_without_the_sessions_context_fails_the_last_proof():

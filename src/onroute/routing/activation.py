@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -35,9 +36,17 @@ def enable_checkpointing(model: PreTrainedModel, context_fn: ContextFn) -> None:
                 type(model).__name__,
                 'set model.activation_checkpointing = "none"',
             )
-        recompute = partial(checkpoint, use_reentrant=False, context_fn=context_fn)
+        recompute = _uncompiled(partial(checkpoint, use_reentrant=False, context_fn=context_fn))
         object.__setattr__(layer, "_gradient_checkpointing_func", recompute)
         layer.gradient_checkpointing = True
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a layer is compiled, its forward is, inside this call; contexts of one's own can't be traced."""
+    outside: Callable[..., Any] = torch.compiler.disable(  # type: ignore[no-untyped-call]
+        function, recursive=False
+    )
+    return outside
 
 
 def disable_checkpointing(model: PreTrainedModel) -> None:

@@ -153,8 +153,10 @@ class RouterHooks:
             with _RouterMode(site, column, handler):
                 return stock(*args, **kwargs)
 
-        setattr(forward, _MARK, True)
-        module.__dict__["forward"] = MethodType(forward, module)
+        # A compiled layer runs its router as it is: what the hook answers is not known when it is traced.
+        hook: Callable[..., object] = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+        setattr(hook, _MARK, True)
+        module.__dict__["forward"] = MethodType(hook, module)
         self._installed.append((module, before))
 
 

@@ -25,7 +25,7 @@ CheckName: TypeAlias = Literal[
 Checkpointing: TypeAlias = Callable[[bool], AbstractContextManager[None]]
 """Switches activation checkpointing, with the session's `context_fn`, on or off for a context."""
 RouterGradients: TypeAlias = dict[str, list[Tensor | None]]
-"""Name of the router -> gradients of its weights, None where there is none."""
+"""Name of the router -> gradients of its trained weights, None where there is none."""
 
 _KEY: Final = "self-check"
 _TINIEST: Final = 1e-30
@@ -160,8 +160,11 @@ class _Probe:
 
     def router_gets_gradient(self, ids_LRK: Tensor) -> tuple[CheckRow, RouterGradients]:
         gradients = self._router_gradients(ids_LRK, checkpointed=False)
-        dead = [name for name, grads in gradients.items() if not _alive(grads)]
-        detail = f"{len(gradients) - len(dead)} of {len(gradients)} routers get a finite, non-zero gradient"
+        trained = {name: grads for name, grads in gradients.items() if grads}
+        dead = [name for name, grads in trained.items() if not _alive(grads)]
+        detail = f"{len(trained) - len(dead)} of {len(trained)} routers get a finite, non-zero gradient"
+        if len(trained) < len(gradients):
+            detail += f"; {len(gradients) - len(trained)} frozen"
         if dead:
             detail += f"; not {', '.join(dead)}"
         return CheckRow(name="router_gradient", passed=not dead, detail=detail), gradients
@@ -245,9 +248,7 @@ def _whole(gradient: Tensor | None) -> Tensor | None:
 
 
 def _alive(gradients: Sequence[Tensor | None]) -> bool:
-    return bool(gradients) and all(
-        g is not None and bool(torch.isfinite(g).all()) and bool(g.any()) for g in gradients
-    )
+    return all(g is not None and bool(torch.isfinite(g).all()) and bool(g.any()) for g in gradients)
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
